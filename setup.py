@@ -1,0 +1,45 @@
+"""Packaging of tfdist_ext; tool settings live in pyproject.toml."""
+
+import pathlib
+import re
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).parent
+VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "tfdist_ext/__init__.py").read_text(), re.MULTILINE)[
+    1
+]
+TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8.0", "ruff>=0.8"]
+
+setuptools.setup(
+    name="tfdist_ext",
+    version=VERSION,
+    description="tf.distribute for Keras 3: multi-worker training that equals the single-device run",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=setuptools.find_namespace_packages(include=["tfdist_ext", "tfdist_ext.*"]),
+    package_data={
+        "tfdist_ext": ["py.typed"],
+        "tfdist_ext.data": ["*.npz", "*.csv", "*.csv.gz", "*.txt"],
+    },
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py>=2.0",
+        "keras>=3.15,<3.17",
+        "numpy>=1.26",
+        "pyzmq>=25.0",
+        "tensorflow>=2.20,<2.22",
+        "tensorflow-datasets>=4.9.6",
+    ],
+    extras_require={"test": TEST, "dev": [*TEST, "build>=1.0", "pre-commit>=3.0"]},
+    entry_points={"console_scripts": ["tfdist-ext = tfdist_ext.launch.command:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,88 @@
+"""How do I train Keras 3 models on many machines, and trust the result?
+
+`tfdist_ext` extends `tf.distribute`: write `tfdist_ext.MultiWorkerMirroredStrategy()` where you wrote
+`tf.distribute.MultiWorkerMirroredStrategy()` and keep your `model.fit`.
+
+Everything here is loaded when it is first used, so that `import tfdist_ext` and the shell command
+`tfdist-ext` do not wait for TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfdist_ext.errors import (
+    AuthenticationError,
+    ClusterSpecError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    ConfigurationMismatchError,
+    PeerLostError,
+    SignatureMismatchError,
+    StartupTimeoutError,
+    TfdistError,
+)
+
+if TYPE_CHECKING:
+    from tfdist_ext import (
+        cluster,
+        collectives,
+        data,
+        errors,
+        events,
+        strategies,
+        testing,
+        training,
+        transport,
+    )
+    from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy
+
+__version__ = "0.1.0"
+
+_SUBMODULES = frozenset(
+    ["cluster", "collectives", "data", "errors", "events", "strategies", "testing", "training", "transport"]
+)
+_MODULE_OF = {
+    "MirroredStrategy": "tfdist_ext.strategies",
+    "MultiWorkerMirroredStrategy": "tfdist_ext.strategies",
+}
+
+__all__ = [
+    "AuthenticationError",
+    "ClusterSpecError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "ConfigurationMismatchError",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "PeerLostError",
+    "SignatureMismatchError",
+    "StartupTimeoutError",
+    "TfdistError",
+    "cluster",
+    "collectives",
+    "data",
+    "errors",
+    "events",
+    "strategies",
+    "testing",
+    "training",
+    "transport",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first used (PEP 562)."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"tfdist_ext.{name}")
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'tfdist_ext' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, loaded or not."""
+    return sorted({*globals(), *__all__})
