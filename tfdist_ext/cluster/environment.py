@@ -1,0 +1,59 @@
+"""What does the environment say?
+
+The only file of the package that reads environment variables. Arguments beat every one of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+TF_CONFIG = "TF_CONFIG"
+CLUSTER_SECRET = "TFDIST_EXT_CLUSTER_SECRET"
+
+
+def tf_config(environ: Mapping[str, str] | None = None) -> str | None:
+    """Reads TF_CONFIG.
+
+    Args:
+        environ: Variables to read instead of the process's.
+
+    Returns:
+        The text, or None if it is unset or blank.
+    """
+    text = variable(TF_CONFIG, environ)
+    return text if text and text.strip() else None
+
+
+def cluster_secret(environ: Mapping[str, str] | None = None) -> str | None:
+    """Reads the secret that all tasks of a cluster share, TFDIST_EXT_CLUSTER_SECRET.
+
+    Args:
+        environ: Variables to read instead of the process's.
+
+    Returns:
+        The secret, or None if it is unset or empty.
+    """
+    return variable(CLUSTER_SECRET, environ) or None
+
+
+def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Reads one variable.
+
+    Args:
+        name: Name of the variable.
+        environ: Variables to read instead of the process's.
+
+    Returns:
+        Its text, or None if it is unset.
+    """
+    return (os.environ if environ is None else environ).get(name)
+
+
+def inherited() -> dict[str, str]:
+    """Copies the environment, to be changed and given to a child process.
+
+    Returns:
+        A new dictionary.
+    """
+    return dict(os.environ)
