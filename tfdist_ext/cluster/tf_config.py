@@ -221,7 +221,14 @@ def _read_text(decoded: Mapping[str, Any], key: str) -> str:
 
 def _kind(value: Any) -> str:
     """Says what a JSON value is, and shows it if it is short."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "a boolean",
+        int: "a number",
+        type(None): "null",
+    }
     text = repr(value)
     return f"{names.get(type(value), 'a ' + type(value).__name__)}{f' ({text})' if len(text) <= 40 else ''}"
 

@@ -1,0 +1,111 @@
+"""How does the output of several tasks become one readable stream?
+
+Bytes arrive in pieces that end anywhere; lines leave whole, each with its task's name before it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import BinaryIO
+
+MAX_LINE_BYTES = 65_536
+# Colours pass; a bell, a backspace or a stray control byte would garble the other tasks' lines.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+
+
+class LineAssembler:
+    r"""Turns pieces of bytes into lines of text; pure.
+
+    A progress bar writes its states over each other with `\r` (Keras adds backspaces) and ends with `\n`; it
+    becomes one line, its last state. Bytes that are no UTF-8 become replacement characters.
+
+    Example:
+        >>> assembler = LineAssembler()
+        >>> assembler.feed(b"one\ntw"), assembler.feed(b"o\n10%\r20%\r\n")
+        (['one'], ['two', '20%'])
+    """
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES):
+        self._max_line_bytes = max_line_bytes
+        self._pending = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Takes a piece.
+
+        Args:
+            data: Any bytes.
+
+        Returns:
+            The lines that it completes, without their ends. A line longer than the maximum is cut.
+        """
+        *complete, self._pending = (self._pending + data).split(b"\n")
+        lines = [_as_text(line) for line in complete]
+        if len(self._pending) > self._max_line_bytes:
+            self._pending = _last_states(self._pending)
+        if len(self._pending) > self._max_line_bytes:
+            lines.append(_as_text(self._pending))
+            self._pending = b""
+        return lines
+
+    def finish(self) -> list[str]:
+        """Ends the stream.
+
+        Returns:
+            The last line, if it had no end.
+        """
+        pending, self._pending = self._pending, b""
+        return [_as_text(pending)] if pending.strip() else []
+
+    def state_of_progress_bar(self) -> str | None:
+        """Looks at the line that is being written over.
+
+        Returns:
+            Its present state, or None if no progress bar is being drawn.
+        """
+        return (_as_text(self._pending) or None) if b"\r" in self._pending else None
+
+
+class PrefixedPrinter:
+    r"""Writes whole lines of many tasks to one stream, from many threads.
+
+    Example:
+        >>> import io
+        >>> stream = io.BytesIO()
+        >>> PrefixedPrinter(stream).write("worker:0", ["a", "b"])
+        >>> stream.getvalue()
+        b'[worker:0] a\n[worker:0] b\n'
+    """
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def write(self, name: str, lines: list[str]) -> None:
+        """Writes lines, each after `[name] `.
+
+        Args:
+            name: Whose lines they are.
+            lines: Text without line ends.
+        """
+        text = "".join(f"[{name}] {line}\n" for line in lines)
+        with self._lock:
+            if text and not self._closed:
+                try:
+                    self._stream.write(text.encode("utf-8", "replace"))
+                    self._stream.flush()
+                except (BrokenPipeError, ValueError):
+                    # The reader (`| head`) left. The tasks must not stall on full pipes because of that.
+                    self._closed = True
+
+
+def _last_states(line: bytes) -> bytes:
+    """Forgets the states of a progress bar that were written over, all but the last two."""
+    return b"\r".join(line.split(b"\r")[-2:])
+
+
+def _as_text(line: bytes) -> str:
+    states = [state for state in line.split(b"\r") if state.strip(b"\b \t")]
+    text = (states[-1] if states else b"").strip(b"\b").decode("utf-8", "replace")
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
