@@ -82,17 +82,15 @@ def diagnose(cluster: ClusterSpecification | None, *, has_secret: bool) -> Diagn
     elif cluster.world_size > 1:
         problems = (
             f"The address {remote[0]} reaches beyond this machine, and {environment.CLUSTER_SECRET} is not "
-            "set. Set it to the same long random text in every task (for instance from `openssl rand -hex 32`), "
-            "unless the script passes `cluster_secret`.",
+            "set. Set it to the same long random text in every task (for instance from `openssl rand -hex "
+            "32`), unless the script passes `cluster_secret`.",
         )
     return Diagnosis(tuple(facts), problems)
 
 
 def _facts_of_one_task(cluster: ClusterSpecification | None) -> tuple[str, ...]:
     if cluster is not None and cluster.task.type == "evaluator":
-        return (
-            "This task is evaluator:0, alone: it evaluates checkpoints, and training never waits for it.",
-        )
+        return (f"This task is {cluster.task}, alone in its cluster: training never waits for it.",)
     return (
         "TF_CONFIG is not set." if cluster is None else "TF_CONFIG names no cluster.",
         "This process trains alone: rank 0 of 1, chief. That is right for one process.",

@@ -1,0 +1,110 @@
+"""`tfdist-ext doctor` says what is, what is wrong, and the fix."""
+
+import json
+import socket
+
+import pytest
+
+from tfdist_ext.cluster import Task
+from tfdist_ext.launch import connection, doctor
+
+LOCAL = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"], "chief": ["127.0.0.1:2221"]}
+REMOTE = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
+
+
+@pytest.fixture
+def visit(monkeypatch, capsys):
+    def call(config, *flags, secret=""):
+        monkeypatch.setenv("TFDIST_EXT_CLUSTER_SECRET", secret)
+        if config is None:
+            monkeypatch.delenv("TF_CONFIG", raising=False)
+        else:
+            monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
+        code = doctor.main(flags)
+        return code, capsys.readouterr().out
+
+    return call
+
+
+def config(cluster, type_="worker", index=0):
+    return {"cluster": cluster, "task": {"type": type_, "index": index}}
+
+
+def test_unset_is_one_process_with_an_example(visit):
+    code, text = visit(None)
+    assert code == 0
+    assert "TF_CONFIG is not set." in text and "rank 0 of 1" in text and '"cluster"' in text
+
+
+def test_what_this_task_is(visit):
+    code, text = visit(config(LOCAL))
+    assert code == 0
+    assert "worker:0: global rank 1 of 3, not the chief" in text
+    assert "It will listen at 127.0.0.1:2222" in text
+    assert "talk to chief:0 at 127.0.0.1:2221, worker:1 at 127.0.0.1:2223." in text
+    assert "loopback" in text and "All is well." in text
+
+
+@pytest.mark.parametrize(
+    ("cluster", "type_", "part"),
+    [
+        ({**LOCAL, "ps": ["127.0.0.1:9"]}, "ps", "ps:0: it serves variables"),
+        (LOCAL, "evaluator", "evaluator:0: it runs alone"),
+        (LOCAL, "chief", "chief:0: global rank 0 of 3, chief."),
+    ],
+)
+def test_other_tasks(visit, cluster, type_, part):
+    code, text = visit(config(cluster, type_))
+    assert code == 0 and part in text
+
+
+def test_beyond_loopback_a_secret_is_needed(visit):
+    code, text = visit(config(REMOTE))
+    assert code == 1 and "PROBLEM: The address 10.0.0.1:2222" in text and "openssl rand" in text
+    assert visit(config(REMOTE), secret="s")[0] == 0
+    code, text = visit(config({**REMOTE, "ps": ["10.0.0.3:1"]}))
+    assert code == 0 and "trusted network" in text
+
+
+def test_M11_the_problem_and_its_fix_are_told(visit):
+    code, text = visit(config(REMOTE, "chief"))
+    assert code == 1 and "PROBLEM: This task is chief:0" in text and "All is well" not in text
+
+
+def test_the_flag_beats_the_environment_as_text_or_file(visit, tmp_path):
+    text = json.dumps(config(LOCAL, index=1))
+    path = tmp_path / "tf_config.json"
+    path.write_text(text)
+    for argument in (text, str(path)):
+        assert "worker:1: global rank 2 of 3" in visit("broken", "--tf-config", argument)[1]
+    code, text = visit(None, "--tf-config", str(tmp_path / "none.json"))
+    assert code == 1 and "none.json" in text
+
+
+def test_connect_tells_which_addresses_answer(visit):
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # Bound but not listening: it refuses.
+        there, refusing = (f"127.0.0.1:{held.getsockname()[1]}" for held in (listening, silent))
+        code, text = visit(config({"worker": ["127.0.0.1:1", there]}), "--connect")
+        assert code == 0 and f"{there}  answers" in text
+        code, text = visit(config({"worker": ["127.0.0.1:1", there, refusing]}), "--connect")
+        assert code == 1
+        assert f"PROBLEM: worker:2 at {refusing}: refused. Likely" in text
+
+
+def test_outcomes_have_names(monkeypatch):
+    errors = {
+        "a": socket.gaierror(),
+        "b": TimeoutError(),
+        "c": ConnectionRefusedError(),
+        "d": OSError(113, "No route to host"),
+    }
+
+    def fail(address, timeout):
+        assert timeout == 0.5
+        raise errors[address[0]]
+
+    monkeypatch.setattr(connection.socket, "create_connection", fail)
+    members = [(Task("worker", index), f"{host}:1") for index, host in enumerate("abcd")]
+    outcomes = [probe.outcome for probe in connection.probe_all(members, timeout_seconds=0.5)]
+    assert outcomes == ["name unknown", "timeout", "refused", "No route to host"]
