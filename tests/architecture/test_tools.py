@@ -1,0 +1,24 @@
+"""The linter, the formatter and the type checker have nothing to say."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ruff_lint():
+    run("ruff", "check", ".")
+
+
+def test_ruff_format():
+    run("ruff", "format", "--check", ".")
+
+
+def test_mypy():
+    run("mypy")
