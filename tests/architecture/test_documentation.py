@@ -40,7 +40,8 @@ def complaints_about(name, value):
 
 def complaints_about_class(name, value):
     found = []
-    constructor = vars(value).get("__init__")
+    # A Protocol has no constructor of its own; Python gives it one that refuses.
+    constructor = None if getattr(value, "_is_protocol", False) else vars(value).get("__init__")
     if (
         constructor
         and parameters_of(constructor)[1:]
