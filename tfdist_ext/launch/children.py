@@ -114,7 +114,8 @@ class Child:
         self._reader.join(timeout_seconds)
 
     def _await(self, on_exit: Callable[[int], None]) -> None:
-        # Not reaped yet, the dead process still owns its number: nobody else's group can be hit.
+        # What a dead task leaves behind (a data loader, the script under a shell) would hold its port and its
+        # pipes. Not reaped yet, the dead process still owns its number: nobody else's group can be hit.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             _signal_group(self.pid, signal.SIGKILL)
