@@ -1,0 +1,84 @@
+"""Where does a task listen, and is that address reachable from other machines?"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import socket
+
+from tfdist_ext import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """A `host:port` pair; IPv6 literals are written in brackets, `[::1]:2222`.
+
+    Attributes:
+        host: Host name or literal, without brackets.
+        port: TCP port, 1 to 65535.
+        ipv6: True if the host was written in brackets.
+    """
+
+    host: str
+    port: int
+    ipv6: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Reads `host:port` or `[ipv6]:port`.
+
+        Raises:
+            ClusterSpecError: If `text` has another form.
+        """
+        host, separator, port = text.rpartition(":")
+        ipv6 = host.startswith("[") and host.endswith("]")
+        if ipv6:
+            host = host[1:-1]
+        valid_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+        if not separator or not host or not valid_port or (":" in host and not ipv6):
+            raise errors.ClusterSpecError(
+                f"An address must be `host:port` or `[ipv6]:port` with a port from 1 to 65535; received {text!r}."
+            )
+        return cls(host, int(port), ipv6)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if self.ipv6 else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can reach the address. Host names other than `localhost` are not resolved."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def connect_endpoint(self) -> str:
+        """The ZeroMQ endpoint that other tasks connect to."""
+        # "localhost" may resolve to ::1 first while the task listens on 127.0.0.1.
+        host = "127.0.0.1" if self.host == "localhost" else self.host
+        return f"tcp://[{host}]:{self.port}" if self.ipv6 else f"tcp://{host}:{self.port}"
+
+    def bind_endpoints(self) -> list[str]:
+        """ZeroMQ endpoints to try in order when listening here.
+
+        In clouds the advertised name often belongs to no local interface (it is translated on the way), hence
+        the last resort of all interfaces. It is never used for loopback: that would open a private port.
+        """
+        if self.is_loopback:
+            return [self.connect_endpoint]
+        family = socket.AF_INET6 if self.ipv6 else socket.AF_INET
+        try:
+            resolved = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)
+        except OSError:
+            resolved = []
+        # ZeroMQ binds to numeric addresses only. A name of this host may resolve to 127.0.1.1 (Debian's
+        # /etc/hosts), where no other machine could reach it.
+        hosts = dict.fromkeys(
+            info[4][0] for info in resolved if not ipaddress.ip_address(info[4][0]).is_loopback
+        )
+        if self.ipv6:
+            return [f"tcp://[{host}]:{self.port}" for host in hosts] + [f"tcp://[::]:{self.port}"]
+        return [f"tcp://{host}:{self.port}" for host in hosts] + [f"tcp://0.0.0.0:{self.port}"]
