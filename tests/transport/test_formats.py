@@ -1,0 +1,159 @@
+"""Addresses, frames and the handshake: no sockets."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tfdist_ext import errors
+from tfdist_ext.transport import framing, security
+from tfdist_ext.transport.addresses import Address
+from tfdist_ext.transport.framing import Kind, ProtocolViolation
+from tfdist_ext.transport.handshake import Handshake, Identity
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "loopback", "endpoint"),
+    [
+        ("127.0.0.1:2222", "127.0.0.1", 2222, True, "tcp://127.0.0.1:2222"),
+        ("127.8.0.1:1", "127.8.0.1", 1, True, "tcp://127.8.0.1:1"),
+        ("localhost:2222", "localhost", 2222, True, "tcp://127.0.0.1:2222"),
+        ("[::1]:65535", "::1", 65535, True, "tcp://[::1]:65535"),
+        ("10.0.0.7:80", "10.0.0.7", 80, False, "tcp://10.0.0.7:80"),
+        ("node-3.example:80", "node-3.example", 80, False, "tcp://node-3.example:80"),
+        ("[2001:db8::1]:80", "2001:db8::1", 80, False, "tcp://[2001:db8::1]:80"),
+    ],
+)
+def test_address(text, host, port, loopback, endpoint):
+    address = Address.parse(text)
+    assert (address.host, address.port, address.is_loopback) == (host, port, loopback)
+    assert address.connect_endpoint == endpoint and str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:0", "host:65536", "host:x", "::1:80", "host:-1"])
+def test_malformed_address(text):
+    with pytest.raises(errors.ClusterSpecError, match="host:port"):
+        Address.parse(text)
+
+
+def test_only_a_foreign_address_falls_back_to_all_interfaces():
+    # 192.0.2.0/24 is reserved for documentation (RFC 5737).
+    assert Address.parse("192.0.2.1:80").bind_endpoints() == ["tcp://192.0.2.1:80", "tcp://0.0.0.0:80"]
+    assert Address.parse("localhost:80").bind_endpoints() == ["tcp://127.0.0.1:80"]
+    assert Address.parse("[::1]:80").bind_endpoints() == ["tcp://[::1]:80"]
+
+
+def test_secret_is_needed_beyond_loopback():
+    outside = [Address.parse("127.0.0.1:1"), Address.parse("192.0.2.1:1")]
+    with pytest.raises(errors.AuthenticationError, match="`secret`.*`insecure=True`"):
+        security.require_secret_beyond_loopback(outside, None, False)
+    security.require_secret_beyond_loopback(outside, "s", False)
+    security.require_secret_beyond_loopback(outside, None, True)
+    security.require_secret_beyond_loopback(outside[:1], None, False)
+    with pytest.raises(ValueError, match="contradict"):
+        security.require_secret_beyond_loopback(outside, "s", True)
+    with pytest.raises(ValueError, match="empty"):
+        security.require_secret_beyond_loopback(outside, "", False)
+
+
+def test_key_depends_on_the_secret_alone():
+    assert security.Curve("a").public_key == security.Curve("a").public_key != security.Curve("b").public_key
+
+
+@hypothesis.given(st.sampled_from(list(Kind)), st.integers(0, 4), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.binary(max_size=50))
+def test_head_round_trip(kind, source, incarnation, sequence, body):
+    head = framing.pack_head(kind, source, incarnation, sequence, body)
+    header, rest = framing.unpack_head(head, num_tasks=5)
+    assert (header.kind, header.source, header.incarnation, header.sequence, rest) == (
+        kind, source, incarnation, sequence, body,
+    )
+    with pytest.raises(ProtocolViolation):
+        framing.unpack_head(head[:20], num_tasks=5)
+    with pytest.raises(ProtocolViolation, match="rank"):
+        framing.unpack_head(head, num_tasks=source)
+
+
+@hypothesis.given(st.binary(max_size=200))
+def test_any_bytes_are_understood_or_refused(data):
+    for unpack in (lambda: framing.unpack_head(data, 3), lambda: framing.unpack_json(data)):
+        try:
+            unpack()
+        except ProtocolViolation:
+            pass
+
+
+def test_json_is_bounded():
+    with pytest.raises(ValueError, match="limit"):
+        framing.pack_json({"x": "y" * framing.MAX_JSON_BYTES})
+    with pytest.raises(ProtocolViolation):
+        framing.unpack_json(b" " * (framing.MAX_JSON_BYTES + 1))
+    with pytest.raises(ValueError, match="JSON"):
+        framing.pack_json({"x": object()})
+    with pytest.raises(ProtocolViolation):
+        framing.unpack_json(b"[" * 100_000)
+
+
+def make_pair(**settings):
+    return [
+        Handshake(
+            Identity(
+                group_name="g",
+                rank=rank,
+                task_names=("worker:0", "worker:1"),
+                incarnation=100 + rank,
+                settings={"chunk": settings.get(f"chunk{rank}", 1)},
+                hello={"rank": rank},
+            )
+        )
+        for rank in range(2)
+    ]
+
+
+def pump(pair, incarnations, source, outgoing):
+    """Delivers what `source` wants sent, and all that follows from it."""
+    for target, kind, fields in outgoing:
+        if kind is Kind.HELLO:
+            pump(pair, incarnations, target, pair[target].receive_hello(source, incarnations[source], fields))
+        else:
+            pair[target].receive_acknowledgement(source, fields)
+
+
+def test_handshake_needs_both_links():
+    pair = make_pair()
+    pump(pair, [100, 101], 0, pair[0].link_up(1))
+    assert pair[0].missing == [1] and pair[1].missing == [0]
+    pump(pair, [100, 101], 1, pair[1].link_up(0))
+    assert pair[0].missing == pair[1].missing == []
+    assert pair[0].hellos == pair[1].hellos == [{"rank": 0}, {"rank": 1}]
+
+
+def test_a_restarted_peer_is_waited_for_again():
+    pair = make_pair()
+    pump(pair, [100, 101], 1, pair[1].link_up(0))
+    lost = pair[0].link_up(1)  # Sent into the void: task 1 dies.
+    assert [kind for _, kind, _ in lost] == [Kind.HELLO, Kind.ACKNOWLEDGE_HELLO]
+    pair[0].link_down(1)
+    assert pair[0].missing == [1]
+    pair[1] = make_pair()[1]
+    pump(pair, [100, 201], 0, pair[0].link_up(1))
+    assert pair[0].missing == [1]  # The old process was acknowledged; nothing is known of the new one.
+    pair[1] = Handshake(Identity(group_name="g", rank=1, task_names=("worker:0", "worker:1"), incarnation=201, settings={"chunk": 1}))
+    pair[0].link_down(1)
+    pump(pair, [100, 201], 1, pair[1].link_up(0))
+    pump(pair, [100, 201], 0, pair[0].link_up(1))
+    assert pair[0].missing == pair[1].missing == [] and pair[0].incarnation(1) == 201
+
+
+def test_a_task_with_other_settings_is_named():
+    pair = make_pair(chunk0=1, chunk1=2)
+    pump(pair, [100, 101], 1, pair[1].link_up(0))
+    assert pair[0].mismatch.tasks == ("worker:0", "worker:1") and pair[0].mismatch.values == (1, 2)
+    assert pair[0].mismatch.field == "settings.chunk"
+
+
+def test_a_hello_of_another_group_changes_nothing():
+    pair = make_pair()
+    with pytest.raises(ProtocolViolation, match="other"):
+        pair[0].receive_hello(1, 7, {"group": "other", "agreed": {}, "hello": {}})
+    with pytest.raises(ProtocolViolation):
+        pair[0].receive_hello(1, 7, {"group": "g"})
+    assert pair[0].incarnation(1) is None and pair[0].mismatch is None

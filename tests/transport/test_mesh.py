@@ -1,0 +1,133 @@
+"""Start-up and authentication over real sockets."""
+
+import logging
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+import zmq
+
+from tests.collectives.groups import connected, each, free_addresses, names
+from tfdist_ext import errors
+from tfdist_ext.collectives import ProcessGroup
+from tfdist_ext.transport import framing
+
+
+def connect(addresses, rank, **options):
+    return ProcessGroup.connect(addresses, rank, task_names=names(len(addresses)), **options)
+
+
+def test_missing_task_is_announced_and_then_an_error(caplog):
+    addresses = free_addresses(2)
+    with caplog.at_level(logging.WARNING), pytest.raises(errors.StartupTimeoutError) as caught:
+        connect(addresses, 0, first_notice_seconds=0.1, start_timeout_seconds=0.4)
+    assert caught.value.missing == (f"worker:1 at {addresses[1]}",)
+    assert "wrong cluster secret" in str(caught.value) and caught.value.waited_seconds >= 0.4
+    assert f"for worker:1 at {addresses[1]}" in caplog.text
+
+
+def test_address_in_use_is_named_with_a_fix():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(errors.ClusterSpecError, match=f"worker:0 cannot listen on {address}.*already in use.*ss -ltnp"):
+            connect([address, "127.0.0.1:1"], 0)
+
+
+def test_links_beyond_loopback_are_refused_without_a_secret():
+    with pytest.raises(errors.AuthenticationError, match="192.0.2.1:80.*`secret`.*`insecure=True`"):
+        connect(["192.0.2.1:80", "192.0.2.2:80"], 0)
+
+
+def test_an_address_that_is_not_local_listens_on_all_interfaces():
+    # The advertised address exists nowhere here, so nobody answers; but listening works.
+    port = free_addresses(1)[0].rpartition(":")[2]
+    with pytest.raises(errors.StartupTimeoutError):
+        connect([f"192.0.2.1:{port}", "192.0.2.2:80"], 0, insecure=True, start_timeout_seconds=0.2)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_secret_turns_on_curve_on_loopback_too(size):
+    with connected(size, secret="correct horse", direct_threshold_bytes=0, ring_chunk_bytes=1 << 17) as groups:
+        for result in each(groups, lambda group: group.all_reduce(np.full(300_000, 1.0), name="sum")):
+            np.testing.assert_array_equal(result, np.full(300_000, float(size)))
+
+
+def test_wrong_secret_fails_at_its_own_deadline_and_disturbs_nobody():
+    addresses = free_addresses(3)
+    impostor_addresses = [addresses[0], addresses[2]]
+
+    def work(rank):
+        if rank == 2:
+            return connect(impostor_addresses, 1, secret="wrong", start_timeout_seconds=0.8)
+        if rank == 1:
+            # Comes after the impostor, who has the same rank, has knocked.
+            assert knocked.wait(10)
+        group = connect(addresses[:2], rank, secret="right", start_timeout_seconds=20)
+        knocked.set()
+        total = group.all_reduce(np.ones(3), name="sum")
+        group.close()
+        return total.tolist()
+
+    knocked = threading.Event()
+    timer = threading.Timer(0.4, knocked.set)
+    timer.start()
+    found = each(range(3), work)
+    assert found[:2] == [[2.0] * 3] * 2
+    assert isinstance(found[2], errors.StartupTimeoutError) and "wrong cluster secret looks the same" in str(found[2])
+
+
+def test_task_without_the_secret_is_kept_out():
+    addresses = free_addresses(2)
+    found = each(range(2), lambda rank: connect(addresses, rank, secret=[None, "s"][rank], start_timeout_seconds=0.8))
+    assert all(isinstance(error, errors.StartupTimeoutError) for error in found)
+
+
+def test_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as first:
+            with socket.create_server(("::1", 0), family=socket.AF_INET6) as second:
+                addresses = [f"[::1]:{one.getsockname()[1]}" for one in (first, second)]
+    except OSError:
+        pytest.skip("This machine has no IPv6 loopback.")
+    groups = each(range(2), lambda rank: connect(addresses, rank, start_timeout_seconds=10))
+    assert each(groups, lambda group: group.all_reduce(np.ones(1), name="sum")[0]) == [2.0, 2.0]
+    each(groups, lambda group: group.close())
+
+
+def test_garbage_is_ignored():
+    addresses = free_addresses(2)
+    groups = each(range(2), lambda rank: connect(addresses, rank, start_timeout_seconds=10))
+    with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        stranger.linger = 1000
+        stranger.connect(f"tcp://{addresses[0]}")
+        for head in (b"", b"x", os.urandom(40), framing.pack_head(framing.Kind.DATA, 1, 7, 0, b"body"), b"y" * 100_000):
+            stranger.send_multipart([head, b"payload"])
+            stranger.send(head)
+            stranger.send_multipart([head] * 3)
+        for kind in framing.Kind:
+            for source in (0, 1, 2, 9):
+                stranger.send_multipart([framing.pack_head(kind, source, 7, 1), b'{"rank": 1}'])
+    assert each(groups, lambda group: group.all_reduce(np.ones(1), name="sum")[0]) == [2.0, 2.0]
+    each(groups, lambda group: group.close())
+
+
+def test_a_forked_child_does_not_say_goodbye():
+    addresses = free_addresses(2)
+    groups = each(range(2), lambda rank: connect(addresses, rank, start_timeout_seconds=10))
+    child = os.fork()
+    if child == 0:
+        groups[0].close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert each(groups, lambda group: group.all_reduce(np.ones(1), name="sum")[0]) == [2.0, 2.0]
+    each(groups, lambda group: group.close())
+
+
+def test_a_group_can_be_formed_again_in_the_same_process():
+    addresses = free_addresses(2)
+    for _ in range(3):
+        groups = each(range(2), lambda rank: connect(addresses, rank, start_timeout_seconds=10))
+        each(groups, lambda group: group.barrier("b"))
+        each(groups, lambda group: group.close())
