@@ -44,8 +44,8 @@ _SUBMODULES = frozenset(
     ["cluster", "collectives", "data", "errors", "events", "strategies", "testing", "training", "transport"]
 )
 _MODULE_OF = {
-    "MirroredStrategy": "tfdist_ext.strategies",
-    "MultiWorkerMirroredStrategy": "tfdist_ext.strategies",
+    "MirroredStrategy": "tfdist_ext.training",
+    "MultiWorkerMirroredStrategy": "tfdist_ext.training",
 }
 
 __all__ = [

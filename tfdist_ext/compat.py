@@ -1,0 +1,224 @@
+"""Which private names of TensorFlow and Keras does the package lean on?
+
+This is the only file that may touch them. Each is listed once, with the reason; everything else imports
+it from here. A new TensorFlow or Keras release is checked against this one page.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import warnings
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state as keras_global_state
+from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.losses import loss as keras_loss_module
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
+from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
+from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.util import structure as dataset_structure
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    collective_util,
+    cross_device_ops,
+    cross_device_utils,
+    distribute_lib,
+    distribute_utils,
+    mirrored_run,
+    mirrored_strategy,
+    numpy_dataset,
+    values,
+    values_util,
+)
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import composite_tensor, device_spec
+from tensorflow.python.ops import (
+    gen_dataset_ops,
+    gen_experimental_dataset_ops,
+)
+
+# --- Strategies: their extended objects are the seam that every tf.distribute call goes through. -----------
+CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+MirroredExtended = mirrored_strategy.MirroredExtended
+CommunicationOptions = collective_util.Options
+CollectiveKeys = cross_device_utils.CollectiveKeys
+TensorFlowCollectives = cross_device_ops.CollectiveAllReduce
+InputContext = distribute_lib.InputContext
+ReplicaContext = distribute_lib.ReplicaContext
+UpdateContext = distribute_lib.UpdateContext
+SingleDevice = numpy_dataset.SingleDevice
+call_for_each_replica_in_threads = mirrored_run.call_for_each_replica
+select_replica = distribute_utils.select_replica
+regroup = distribute_utils.regroup
+create_mirrored_variable = distribute_utils.create_mirrored_variable
+variable_class_mapping = distribute_utils.VARIABLE_CLASS_MAPPING
+variable_policy_mapping = distribute_utils.VARIABLE_POLICY_MAPPING
+in_replica_update_context = values_util.in_replica_update_context
+in_saving_context = values_util.is_saving_non_distributed
+enter_or_assert_strategy = distribute_lib.enter_or_assert_strategy
+devices_of = cross_device_ops.get_devices_from
+broadcast_to_devices = cross_device_ops.simple_broadcast
+copy_to_device = cross_device_utils.copy_tensor_or_indexed_slices_to_device
+DeviceSpec = device_spec.DeviceSpecV2
+
+# --- Values and variables -----------------------------------------------------------------------------------
+DistributedValues = values.DistributedValues
+DistributedVariable = values.DistributedVariable
+Mirrored = values.Mirrored
+MirroredVariable = values.MirroredVariable
+PerReplica = values.PerReplica
+SyncOnReadVariable = values.SyncOnReadVariable
+MirroredSaveable = values._MirroredSaveable
+CompositeTensor = composite_tensor.CompositeTensor
+
+# --- Input ----------------------------------------------------------------------------------------------------
+VariantDataset = dataset_ops._VariantDataset
+dataset_from_graph = gen_experimental_dataset_ops.dataset_from_graph
+auto_shard_dataset = gen_experimental_dataset_ops.auto_shard_dataset
+element_structure_kwargs = dataset_structure.get_flat_tensor_types
+gen_dataset_ops = gen_dataset_ops
+
+# --- Keras -----------------------------------------------------------------------------------------------------
+TensorFlowTrainer = keras_trainer.TensorFlowTrainer
+KerasBaseOptimizer = BaseOptimizer
+KerasArrayDataAdapter = array_data_adapter.ArrayDataAdapter
+
+_TESTED_TENSORFLOW = ((2, 20), (2, 22))
+_TESTED_KERAS = ((3, 15), (3, 17))
+
+
+def check_versions() -> None:
+    """Warns once when TensorFlow or Keras is outside the range the private names were checked against.
+
+    Runs on: every task, at the first strategy.
+    """
+    for name, version, (lowest, below) in (
+        ("TensorFlow", tf.__version__, _TESTED_TENSORFLOW),
+        ("Keras", keras.__version__, _TESTED_KERAS),
+    ):
+        major_minor = tuple(int(part) for part in version.split(".")[:2])
+        if not lowest <= major_minor < below:
+            warnings.warn(
+                f"tfdist_ext was tested with {name} >= {lowest[0]}.{lowest[1]}, < {below[0]}.{below[1]}; "
+                f"found {version}. Install a tested version if training misbehaves.",
+                stacklevel=3,
+            )
+
+
+def current_stateless_scope():
+    """Returns the `keras.StatelessScope` of this thread, or None."""
+    return keras_global_state.get_global_attribute("stateless_scope")
+
+
+def set_stateless_scope(scope) -> None:
+    """Makes `scope` (or None) the `keras.StatelessScope` of this thread."""
+    keras_global_state.set_global_attribute("stateless_scope", scope)
+
+
+def is_building_graph() -> bool:
+    """Returns True inside a tf.function trace."""
+    return not tf.executing_eagerly()
+
+
+def device_of_variable(variable) -> str:
+    """Returns the device string of a component of a distributed variable."""
+    return variable.device
+
+
+def all_local_devices() -> list[str]:
+    """Returns the names of all logical GPUs of this process, or of its logical CPUs where there is none."""
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return [device.name for device in devices]
+
+
+def serialized_graph(dataset) -> tf.Tensor:
+    """Returns the scalar string tensor of the dataset's serialized GraphDef, random state ignored."""
+    return dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE)
+
+
+def dataset_inputs(dataset) -> list:
+    """Returns the datasets that `dataset` reads from."""
+    return list(dataset._inputs())
+
+
+def dataset_functions(dataset) -> list:
+    """Returns the traced functions (objects with `.graph`) that `dataset` calls."""
+    return [wrapped.function for wrapped in dataset._functions()]
+
+
+def dataset_variant(dataset) -> tf.Tensor:
+    """Returns the variant tensor of a dataset."""
+    return dataset._variant_tensor
+
+
+def dataset_type_name(dataset) -> str:
+    """Returns the class name of a dataset node, for instance `TFRecordDatasetV2`."""
+    return type(dataset).__name__
+
+
+def apply_loss_scaled(optimizer, gradients, variables) -> None:
+    """Applies a `keras.optimizers.LossScaleOptimizer` outside a replica context.
+
+    Its own `apply` insists on `merge_call`, which cannot be traced inside the `tf.cond` on finite gradients;
+    the backend-neutral body does the same arithmetic.
+    """
+    optimizer._common_apply(gradients, variables)
+
+
+def replace_keras_shuffles(shuffle_list, permutation_seed) -> None:
+    """Lets `shuffle_list` and `permutation_seed` decide the order of PyDataset and NumPy input.
+
+    Args:
+        shuffle_list: Function of a list and of `random.shuffle`, in place of `random.shuffle(list)`.
+        permutation_seed: Returns None to leave Keras alone, or a host function that draws two int64 seeds.
+    """
+
+    class _Random:
+        """Stands in for the module `random` in Keras' PyDataset adapter."""
+
+        def __getattr__(self, name):
+            return getattr(random, name)
+
+        def shuffle(self, values):
+            shuffle_list(values, random.shuffle)
+
+    py_dataset_adapter.random = _Random()
+    original = KerasArrayDataAdapter.get_tf_dataset
+
+    @functools.wraps(original)
+    def get_tf_dataset(self):
+        draw = permutation_seed()
+        if draw is None or not self._shuffle or _global_seed_is_set():
+            return original(self)
+        stock = tf.random.shuffle
+
+        def agreed_shuffle(value, seed=None, name=None):
+            seeds = tf.numpy_function(draw, [], tf.int64)
+            seeds.set_shape([2])
+            return tf.random.experimental.stateless_shuffle(value, seeds)
+
+        tf.random.shuffle = agreed_shuffle
+        try:
+            return original(self)
+        finally:
+            tf.random.shuffle = stock
+
+    KerasArrayDataAdapter.get_tf_dataset = get_tf_dataset
+
+
+def global_seed() -> int | None:
+    """Returns the number given to `tf.random.set_seed`, or None."""
+    return eager_context.global_seed()
+
+
+def _global_seed_is_set() -> bool:
+    return global_seed() is not None
+
+
+def convert_user_function(function):
+    """Applies AutoGraph to a replica function as `tf.distribute.Strategy.run` would."""
+    return autograph.tf_convert(function, autograph_ctx.control_status_ctx(), convert_by_default=False)

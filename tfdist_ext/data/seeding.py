@@ -1,0 +1,122 @@
+"""How do workers that read the same dataset read it in the same order?
+
+A shuffle without a seed draws another order in every process: rows would be read twice and others never.
+Here the unseeded random ops of a dataset are given seeds that the chief drew, new ones for each pass. Seeded
+datasets are left as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_ext import compat
+
+_SHUFFLES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "RandomDataset", "RejectionResample")
+
+
+def agreed_order(dataset, extended):
+    """Returns a function of the pass number that opens `dataset` in an order all workers share.
+
+    Runs on: every worker.
+
+    Args:
+        dataset: Dataset of global batches.
+        extended: Extended object of the strategy.
+
+    Returns:
+        Function `pass number -> tf.data.Dataset`.
+    """
+    if extended.num_workers == 1:
+        return lambda _: dataset
+    base = int(extended.process_group.broadcast(_fresh_seed(), name="input/seed")[0])
+    if not _has_unseeded_op(dataset):
+        return lambda _: dataset
+    try:
+        graph = tf.compat.v1.GraphDef.FromString(compat.serialized_graph(dataset).numpy())
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        raise ValueError(
+            "The dataset shuffles without a seed, so that each worker would read other rows, and it could not be "
+            f"given one ({error}). Pass `seed=` to its shuffles, or call keras.utils.set_random_seed(...) first."
+        ) from error
+
+    def open_pass(index):
+        seeded = _with_seeds(graph, base, index)
+        variant = compat.dataset_from_graph(seeded.SerializeToString())
+        return compat.VariantDataset(variant, dataset.element_spec)
+
+    return open_pass
+
+
+def _fresh_seed() -> np.ndarray:
+    return np.array([np.random.SeedSequence().entropy % (2**31)], np.int64)
+
+
+def _seed(base: int, *path) -> int:
+    digest = hashlib.blake2b(repr((base, *path)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (2**31 - 2) + 1
+
+
+def _has_unseeded_op(dataset) -> bool:
+    pending, seen = [dataset], set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        seed = getattr(node, "_seed", None)
+        if seed is not None and int(seed) == 0 and int(getattr(node, "_seed2", 0)) == 0:
+            return True
+        for function in compat.dataset_functions(node):
+            if any(_is_unseeded_random(op.node_def) for op in function.graph.get_operations()):
+                return True
+        pending.extend(compat.dataset_inputs(node))
+    return False
+
+
+def _is_unseeded_random(node) -> bool:
+    return "seed" in node.attr and "seed2" in node.attr and node.attr["seed"].i == node.attr["seed2"].i == 0
+
+
+def _with_seeds(graph, base: int, index: int):
+    """Returns a copy of the dataset's GraphDef in which unseeded random ops have seeds of this pass."""
+    seeded = tf.compat.v1.GraphDef()
+    seeded.CopyFrom(graph)
+    constants = {node.name: node for node in seeded.node}
+    for number, node in enumerate(list(seeded.node)):
+        if node.op.startswith(_SHUFFLES):
+            # An order that is not reshuffled must be the same in each pass.
+            fixed = "reshuffle_each_iteration" in node.attr and not node.attr["reshuffle_each_iteration"].b
+            _seed_inputs(seeded, constants, node, _seed(base, 0 if fixed else index, number))
+    for function in seeded.library.function:
+        for number, node in enumerate(function.node_def):
+            if _is_unseeded_random(node):
+                node.attr["seed"].i = _seed(base, index, number)
+                node.attr["seed2"].i = _seed(base, index, number, "second")
+    return seeded
+
+
+def _seed_inputs(graph, constants, node, seed: int) -> None:
+    """Replaces the node's two seed inputs when both are the constant 0."""
+    names = {
+        "ShuffleDataset": (2, 3),
+        "ShuffleDatasetV2": None,
+        "ShuffleDatasetV3": (2, 3),
+        "ShuffleAndRepeatDataset": (2, 3),
+        "ShuffleAndRepeatDatasetV2": (2, 3),
+        "RandomDataset": (0, 1),
+        "RandomDatasetV2": (0, 1),
+    }.get(node.op)
+    if names is None:
+        return
+    originals = [constants.get(node.input[position]) for position in names]
+    if any(c is None or c.op != "Const" or tf.make_ndarray(c.attr["value"].tensor) != 0 for c in originals):
+        return
+    for offset, (position, original) in enumerate(zip(names, originals, strict=True)):
+        constant = graph.node.add()
+        constant.CopyFrom(original)
+        constant.name = f"{node.name.replace('/', '_')}_agreed_seed_{offset}"
+        constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed + offset, tf.int64))
+        node.input[position] = constant.name

@@ -1,0 +1,6 @@
+"""How do I plug it into tf.distribute?"""
+
+from tfdist_ext.strategies.mirrored import MirroredStrategy
+from tfdist_ext.strategies.multi_worker import MultiWorkerMirroredStrategy
+
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy"]

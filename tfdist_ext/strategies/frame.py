@@ -1,0 +1,138 @@
+"""What does the code that runs on one replica have to know about its place in the global batch?
+
+A *frame* is entered around every function that a strategy of this package runs on a replica. The seams of
+Keras that depend on the replica (scaling a loss, drawing a seed, applying gradients) look it up here.
+It is thread-local because TensorFlow traces each local replica in a thread of its own, and switches between
+those threads in mid-trace at every `merge_call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist_ext import compat
+
+
+class ForwardCollective(Exception):
+    """A replica tried to communicate inside a branch that an empty replica does not take."""
+
+
+@dataclasses.dataclass
+class Frame:
+    """The place of one replica in the current step.
+
+    Attributes:
+        strategy: The strategy that runs the function.
+        slot: Index of this replica's sub-batch in the global batch, 0 <= slot < num_slots.
+        num_slots: Number of replicas over all workers.
+        share: Scalar float64 tensor, rows of this replica / rows of the global batch; None when the function
+            got no distributed batch.
+        has_rows: Scalar bool tensor; None when it is known to be True.
+        recorder: Object with `record_apply(optimizer, gradients, variables)` that takes the place of the
+            optimizer, or None.
+        guarded: True inside a branch that replicas without rows skip: nothing there may communicate.
+        loss_weight: Scalar tensor that replaces `share` for the loss being reduced right now, or None.
+        loss_was_scaled: True once a Keras loss has been weighted.
+        scaled: Tensors that carry the weight (see `scale_loss`).
+        unscaled: Tensors from which the weight was taken out again.
+    """
+
+    strategy: Any
+    slot: int
+    num_slots: int
+    share: tf.Tensor | None = None
+    has_rows: tf.Tensor | None = None
+    recorder: Any = None
+    guarded: bool = False
+    loss_weight: tf.Tensor | None = None
+    loss_was_scaled: bool = False
+    scaled: list = dataclasses.field(default_factory=list)
+    unscaled: list = dataclasses.field(default_factory=list)
+
+    def mask(self, value):
+        """Returns `value`, or zeros of its shape when this replica has no rows."""
+        if self.has_rows is None:
+            return value
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(self.mask(value.values), value.indices, value.dense_shape)
+        return tf.where(self.has_rows, value, tf.zeros_like(value))
+
+
+class _Frames(threading.local):
+    def __init__(self):
+        self.stack: list[Frame | None] = []
+
+
+_frames = _Frames()
+
+
+def current_frame() -> Frame | None:
+    """Returns the innermost frame of this thread, or None outside a replica function."""
+    return _frames.stack[-1] if _frames.stack else None
+
+
+@contextlib.contextmanager
+def entered(frame: Frame | None):
+    """Makes `frame` the current one; None hides the outer one (for the code that applies gradients)."""
+    _frames.stack.append(frame)
+    try:
+        yield frame
+    finally:
+        _frames.stack.pop()
+
+
+@contextlib.contextmanager
+def outside_of_replica():
+    """Hides the frame and the Keras stateless scope: what runs inside assigns variables for real."""
+    scope = compat.current_stateless_scope()
+    compat.set_stateless_scope(None)
+    try:
+        with entered(None):
+            yield
+    finally:
+        compat.set_stateless_scope(scope)
+
+
+def scale_loss(value, original):
+    """Weights a mean loss of one replica so that the sum over replicas is the loss of the global batch."""
+    frame = current_frame()
+    if frame is None or frame.num_slots == 1:
+        return original(value)
+    weight = frame.share if frame.loss_weight is None else frame.loss_weight
+    frame.loss_was_scaled = True
+    scaled = original(value) if weight is None else value * tf.cast(weight, value.dtype)
+    frame.scaled.append(scaled)
+    return scaled
+
+
+def unscale_loss(value, original):
+    """Undoes `scale_loss` for the loss that is shown; an empty replica shows 0."""
+    frame = current_frame()
+    if frame is None or frame.num_slots == 1 or frame.share is None:
+        return original(value)
+    shown = tf.math.divide_no_nan(value, tf.cast(frame.share, value.dtype))
+    frame.unscaled.append(shown)
+    return shown
+
+
+def weight_of_denominator(denominator):
+    """Returns this replica's part of a denominator summed over all replicas (masks, sample weights).
+
+    Args:
+        denominator: Scalar float tensor, what this replica's loss was divided by.
+
+    Returns:
+        Scalar tensor `denominator / sum over replicas`, or None outside a distributed step.
+    """
+    frame = current_frame()
+    if frame is None or frame.num_slots == 1 or frame.share is None:
+        return None
+    total = tf.distribute.get_replica_context().all_reduce(
+        tf.distribute.ReduceOp.SUM, frame.mask(tf.stop_gradient(denominator))
+    )
+    return tf.math.divide_no_nan(tf.stop_gradient(denominator), tf.stop_gradient(total))

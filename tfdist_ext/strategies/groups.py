@@ -1,0 +1,94 @@
+"""Which process group does a strategy of this process join?
+
+A task has one address, so all strategies of a process that name the same cluster share one group. A group
+that lost a peer is left, and the next strategy forms it anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+from absl import logging
+
+from tfdist_ext import cluster as cluster_lib
+from tfdist_ext import compat, errors
+from tfdist_ext.collectives import ProcessGroup
+
+_lock = threading.Lock()
+_groups: dict[tuple, GroupMembership] = {}
+
+
+class GroupMembership:
+    """A process group and the counters that its members advance together.
+
+    Attributes:
+        group: The `ProcessGroup`.
+    """
+
+    def __init__(self, group: ProcessGroup):
+        self.group = group
+        self._inputs = itertools.count()
+
+    def next_input_number(self) -> int:
+        """Returns a number for a new iterator; the same on all workers, which open the same iterators."""
+        return next(self._inputs)
+
+
+def join(cluster, *, secret, insecure, on_mismatch, start_timeout_seconds, peer_timeout_seconds, timeout_seconds):
+    """Forms the group of the cluster's training tasks, or returns the one that this process is in.
+
+    Runs on: every training task.
+
+    Args:
+        cluster: `ClusterSpecification`.
+        secret: Cluster secret, or None for that of the environment.
+        insecure: True to talk beyond loopback without a secret.
+        on_mismatch: "error" or "warn", for tasks that were started with different settings.
+        start_timeout_seconds: How long to wait for all tasks.
+        peer_timeout_seconds: Silence after which a task counts as lost.
+        timeout_seconds: Deadline of each collective.
+
+    Returns:
+        A `GroupMembership`.
+
+    Raises:
+        StartupTimeoutError: A task did not answer.
+        ConfigurationMismatchError: Two tasks differ in a setting that would train another model.
+        AuthenticationError: The links leave this machine without a secret.
+    """
+    tasks = cluster.training_tasks
+    key = (tuple((str(task), cluster.address_of(task)) for task in tasks), cluster.rank)
+    with _lock:
+        existing = _groups.get(key)
+        if existing is not None and not isinstance(existing.group.last_failure, errors.PeerLostError):
+            return existing
+        if existing is not None:
+            logging.info("Forming the group anew after: %s", existing.group.last_failure)
+            existing.group.close()
+            del _groups[key]
+        group = ProcessGroup.connect(
+            [cluster.address_of(task) for task in tasks],
+            cluster.rank,
+            task_names=[str(task) for task in tasks],
+            hello=cluster_lib.describe_this_task(cluster, seed=compat.global_seed()),
+            secret=secret or cluster_lib.environment.cluster_secret(),
+            insecure=insecure,
+            start_timeout_seconds=start_timeout_seconds,
+            peer_timeout_seconds=peer_timeout_seconds,
+            collective_timeout_seconds=timeout_seconds,
+        )
+        cluster_lib.check_records(group.hellos, on_mismatch=on_mismatch)
+        _groups[key] = GroupMembership(group)
+        return _groups[key]
+
+
+def current_group() -> ProcessGroup | None:
+    """Returns the group that this process trains in, or None where it trains alone.
+
+    Keras' shuffles of NumPy and PyDataset input ask it: they know of no strategy.
+    """
+    for membership in reversed(list(_groups.values())):
+        if membership.group.last_failure is None:
+            return membership.group
+    return None

@@ -1,0 +1,194 @@
+"""How do the devices of many hosts train together?"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from absl import logging
+
+from tfdist_ext import cluster as cluster_lib
+from tfdist_ext import compat
+from tfdist_ext.collectives.cross_device import RingAllReduce
+from tfdist_ext.collectives.host_ops import HostCollectives
+from tfdist_ext.strategies import groups
+from tfdist_ext.strategies.mirrored import copies, next_collective_key_base
+from tfdist_ext.strategies.synchronous_extended import SynchronousExtended, SynchronousStrategy
+
+# Measured on 2 processes of one host: messages of this size overlap with the rest of the backward pass and are
+# large enough that their number costs nothing.
+_DEFAULT_BYTES_PER_PACK = 8 * 1024 * 1024
+_DEFAULT_TIMEOUT_SECONDS = 600.0
+
+
+class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtended):
+    """Extended object of `MultiWorkerMirroredStrategy`.
+
+    Each process is a local mirrored strategy whose reductions go on through a process group. TensorFlow's collective
+    runtime and coordination service are not started, so that a dead peer is a Python exception and not an abort.
+    """
+
+    def __init__(self, container_strategy, cluster, communication_options, membership):
+        # Not CollectiveAllReduceExtended.__init__: it would start TensorFlow's server.
+        tf.distribute.StrategyExtended.__init__(self, container_strategy)
+        group = membership.group if membership else None
+        self.process_group = group
+        self._membership = membership
+        self._cluster_resolver = cluster_lib.as_tf_resolver(cluster)
+        self._communication_options = communication_options
+        self._collective_key_base = container_strategy._collective_key_base
+        self._collective_keys = compat.CollectiveKeys(group_key_start=1 + self._collective_key_base)
+        self.experimental_enable_get_next_as_optional = True
+        self._use_var_policy = False
+        self._local_or_standalone_client_mode = True
+        devices = tuple(compat.all_local_devices())
+        self._initialize_single_worker(devices)
+        self._num_workers = group.size if group else 1
+        self._id_in_cluster = group.rank if group else 0
+        self._is_chief = cluster.is_chief
+        self._cluster_spec = None
+        self._task_type, self._task_id = cluster.task.type, cluster.task.index
+        self._worker_device = "/device:CPU:0"
+        self._host_input_device = compat.SingleDevice(self._worker_device)
+        self._num_devices_per_worker = len(devices)
+        self._local_device_type = "GPU" if "GPU" in devices[0] else "CPU"
+        self._rpc_layer = cluster.rpc_layer
+        self._host = None
+        if self._num_workers > 1:
+            bytes_per_pack = communication_options.bytes_per_pack or _DEFAULT_BYTES_PER_PACK
+            self._host = HostCollectives(group, bytes_per_pack, container_strategy.note_failure)
+        self._ring = RingAllReduce(self._host, num_local=len(devices))
+        self._cross_device_ops = self._ring
+        self._host_cross_device_ops = self._ring
+
+    def _in_multi_worker_mode(self):
+        # Asked by Keras alone, to average logs over workers once more: ours are the global batch's already.
+        return False
+
+    def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
+        if replica_id > 0:
+            return compat.MirroredExtended._get_variable_creator_initial_value(
+                self, replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
+            )
+
+        def initial_value():
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            value = getattr(value, "wrapped_value", value)
+            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            if self._host is None:
+                return value
+            # The chief's value, so that unseeded workers start from the same weights.
+            return self._host.broadcast(value, f"variable/{kwargs.get('name')}")
+
+        return initial_value
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        # The parent would launch TensorFlow's collectives from inside each replica.
+        def merge(strategy, *values):
+            return [strategy.extended.reduce_to(reduce_op, v, destinations=v, options=options) for v in values]
+
+        flat = tf.nest.flatten(value)
+        merged = tf.distribute.get_replica_context().merge_call(merge, args=tuple(flat))
+        return tf.nest.pack_sequence_as(value, merged)
+
+    def sum_over_replicas(self, per_replica):
+        """Sums each value over all replicas; see `MirroredExtended.sum_over_replicas`."""
+        sums = self._ring.sum_over_replicas(per_replica, name="gradients")
+        return [copies(total, self.worker_devices) for total in sums]
+
+    def gather_slots(self, per_replica):
+        """Concatenates outputs of all slots in the order of the slots, for each value."""
+        outputs = []
+        for values in per_replica:
+            by_local = []
+            for value in values:
+                value = value if value.shape.rank else tf.expand_dims(value, 0)
+                by_local += self._host.gather(value, "predict") if self._host else [value]
+            outputs.append(tf.concat(by_local, axis=0))
+        return outputs
+
+
+class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorkerMirroredStrategy):
+    """Synchronous training on many hosts; a drop-in for `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Runs on: every chief and worker of the cluster, with the same script. The run is the one of a single device on
+    the same global batches.
+
+    Args:
+        cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver` or `tfdist_ext.cluster.
+            ClusterSpecification`. By default TF_CONFIG, and without it one task.
+        communication_options: `tf.distribute.experimental.CommunicationOptions`. `bytes_per_pack` is the size of a
+            message (8 MiB by default), `timeout_seconds` the deadline of a collective (600 by default).
+        cluster_secret: Text that all tasks share; needed as soon as an address is not on loopback, and then turns on
+            encryption and authentication. By default the environment variable TFDIST_EXT_CLUSTER_SECRET.
+        insecure: True to let links leave this machine without a secret.
+        on_mismatch: "error", or "warn" to go on when tasks were started with different versions, scripts or seeds.
+        start_timeout_seconds: How long to wait for all tasks at the start.
+        peer_timeout_seconds: Silence after which a task counts as lost; a closed connection counts at once.
+
+    Raises:
+        ClusterSpecError: TF_CONFIG describes no usable cluster.
+        StartupTimeoutError: A task did not answer in time; names it.
+        ConfigurationMismatchError: Two tasks differ in a setting that would train another model.
+        AuthenticationError: Links leave this machine without a secret.
+
+    Example:
+        >>> strategy = MultiWorkerMirroredStrategy()      # Without TF_CONFIG: one task.
+        >>> strategy.extended.num_workers
+        1
+
+    References:
+        Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009 (the ring).
+    """
+
+    def __init__(
+        self,
+        cluster_resolver=None,
+        communication_options=None,
+        *,
+        cluster_secret: str | None = None,
+        insecure: bool = False,
+        on_mismatch: str = "error",
+        start_timeout_seconds: float = 120.0,
+        peer_timeout_seconds: float = 5.0,
+    ):
+        compat.check_versions()
+        communication_options = _checked_options(communication_options)
+        cluster = cluster_lib.resolve(cluster_resolver)
+        membership = None
+        if cluster.world_size > 1:
+            membership = groups.join(
+                cluster,
+                secret=cluster_secret,
+                insecure=insecure,
+                on_mismatch=on_mismatch,
+                start_timeout_seconds=start_timeout_seconds,
+                peer_timeout_seconds=peer_timeout_seconds,
+                timeout_seconds=communication_options.timeout_seconds or _DEFAULT_TIMEOUT_SECONDS,
+            )
+        self._collective_key_base = next_collective_key_base()
+        extended = MultiWorkerExtended(self, cluster, communication_options, membership)
+        tf.distribute.Strategy.__init__(self, extended)
+        logging.info(
+            "%s is worker %d of %d, %d replica(s) each.",
+            cluster.task, extended.worker_index, extended.num_workers, len(extended.worker_devices),
+        )  # fmt: skip
+
+    def next_input_number(self) -> int:
+        """Returns the number of the next iterator; the same on all workers."""
+        return self.extended._membership.next_input_number()
+
+    @property
+    def process_group(self):
+        """The `ProcessGroup` of the workers, or None for one task."""
+        return self.extended.process_group
+
+
+def _checked_options(options):
+    if options is None:
+        return compat.CommunicationOptions()
+    if not isinstance(options, compat.CommunicationOptions):
+        raise ValueError(
+            "Argument `communication_options` must be a tf.distribute.experimental.CommunicationOptions; "
+            f"received {type(options).__name__}."
+        )
+    return options

@@ -1,0 +1,229 @@
+"""What do the two synchronous strategies do the same way?
+
+The mixin sits between a public strategy and TensorFlow's extended object. It decides how a function runs on
+the local replicas, how variables are created and updated, and how a dataset becomes a distributed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+
+from tfdist_ext import compat, errors
+from tfdist_ext.data import distributed_dataset, slot_values
+from tfdist_ext.strategies import frame as frames
+from tfdist_ext.strategies.metric_variable import MetricVariable
+
+_VARIABLE_CLASSES = {
+    **compat.variable_class_mapping,
+    tf.VariableSynchronization.ON_READ: MetricVariable,
+}
+
+
+class SynchronousExtended:
+    """Mixin over TensorFlow's `MirroredExtended`; see the module docstring."""
+
+    _updating_replica: int | None = None
+    process_group = None
+
+    # --- Who am I among the replicas? ---------------------------------------------------------------------
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes that compute together."""
+        return self.process_group.size if self.process_group else 1
+
+    @property
+    def worker_index(self) -> int:
+        """Rank of this process among the workers."""
+        return self.process_group.rank if self.process_group else 0
+
+    def slot_of_local_replica(self, local_replica: int) -> int:
+        """Returns the sub-batch of the global batch that a local replica computes."""
+        return local_replica * self.num_workers + self.worker_index
+
+    @property
+    def local_slots(self) -> tuple[int, ...]:
+        """Slots of the replicas of this process."""
+        return tuple(self.slot_of_local_replica(i) for i in range(len(self.worker_devices)))
+
+    # --- Running a function on every local replica ---------------------------------------------------------
+    def _use_merge_call(self):
+        if self._updating_replica is not None:
+            return False
+        frame = frames.current_frame()
+        if frame is not None and frame.guarded:
+            raise frames.ForwardCollective()
+        return True
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        if len(self.worker_devices) > 1:
+            return compat.call_for_each_replica_in_threads(self._container_strategy(), fn, args, kwargs)
+        # One local replica needs no thread: merge_call then also works inside tf.cond and nested functions.
+        kwargs = kwargs or {}
+        context = compat.ReplicaContext(
+            self._container_strategy(), replica_id_in_sync_group=self._get_replica_id_in_sync_group(0)
+        )
+        with context, tf.device(self.worker_devices[0]):
+            return fn(*compat.select_replica(0, args), **compat.select_replica(0, kwargs))
+
+    @contextlib.contextmanager
+    def _updating(self, local_replica: int):
+        self._updating_replica = local_replica
+        try:
+            with compat.UpdateContext(local_replica), tf.device(self.worker_devices[local_replica]):
+                yield
+        finally:
+            self._updating_replica = None
+
+    def update_each_local_replica(self, update) -> list:
+        """Calls `update(i)` once for each local replica i; variables are then that replica's components.
+
+        Runs on: every worker, in cross-replica context.
+        """
+        results = []
+        with frames.outside_of_replica():
+            for local_replica in range(len(self.worker_devices)):
+                with self._updating(local_replica):
+                    results.append(update(local_replica))
+        return results
+
+    def _update(self, var, fn, args, kwargs, group):
+        local = self._updating_replica
+        if local is None or not isinstance(var, compat.DistributedVariable):
+            return super()._update(var, fn, args, kwargs, group)
+        component = var.values[local]
+        with tf.device(component.device):
+            return fn(component, *compat.select_replica(local, args), **compat.select_replica(local, kwargs))
+
+    # --- Variables --------------------------------------------------------------------------------------------
+    def _create_variable(self, next_creator, **kwargs):
+        colocate_with = kwargs.pop("colocate_with", None)
+        if isinstance(colocate_with, compat.SingleDevice):
+            with tf.device(colocate_with.device):
+                return next_creator(**kwargs)
+        devices = self._devices if colocate_with is None else colocate_with._devices
+
+        def create_components(**kwargs):
+            components = []
+            for local, device in enumerate(devices):
+                with tf.device(device):
+                    primary = components[0] if components else None
+                    kwargs["initial_value"] = self._get_variable_creator_initial_value(
+                        replica_id=local, device=device, primary_var=primary, **kwargs
+                    )
+                    if primary is not None:
+                        # The trailing slash makes the name absolute, as in TensorFlow's own strategy.
+                        kwargs["name"] = f"{primary.name.split(':')[0]}/replica_{local}/"
+                    components.append(next_creator(**kwargs))
+            return components
+
+        return compat.create_mirrored_variable(
+            self._container_strategy(),
+            create_components,
+            _VARIABLE_CLASSES,
+            compat.variable_policy_mapping,
+            **kwargs,
+        )
+
+    # --- Input ----------------------------------------------------------------------------------------------------
+    def _experimental_distribute_dataset(self, dataset, options):
+        _refuse_per_replica_pipelines(options)
+        return distributed_dataset.from_global_dataset(dataset, self._container_strategy())
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        _refuse_per_replica_pipelines(options)
+        return distributed_dataset.from_function(dataset_fn, self._container_strategy())
+
+
+def _refuse_per_replica_pipelines(options) -> None:
+    mode = getattr(options, "experimental_replication_mode", None)
+    if mode == tf.distribute.InputReplicationMode.PER_REPLICA:
+        raise NotImplementedError(
+            "Argument `options.experimental_replication_mode=PER_REPLICA` is not supported. "
+            "Use one input pipeline a worker (PER_WORKER, the default)."
+        )
+
+
+class SynchronousStrategy:
+    """Mixin of the public strategies: `run`, `reduce` and failures."""
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        """Runs `fn` on each local replica; see `tf.distribute.Strategy.run`.
+
+        A Keras loss that `fn` computes on a batch of this strategy is weighted by the replica's rows, and
+        `optimizer.apply_gradients` applies the sum over all replicas once.
+
+        Runs on: every worker.
+
+        Args:
+            fn: Function of one replica's values.
+            args: Positional arguments; distributed values are replaced by the replica's own.
+            kwargs: Keyword arguments, likewise.
+            options: A `tf.distribute.RunOptions`; ignored, as in TensorFlow's mirrored strategies.
+
+        Returns:
+            The replicas' results, merged as `tf.distribute.Strategy.run` does.
+        """
+        with self.translating_failures():
+            if hasattr(fn, "run_distributed"):
+                with self.scope():
+                    return fn.run_distributed(self, args)
+            if self.num_replicas_in_sync == 1 or isinstance(fn, tf.types.experimental.PolymorphicFunction):
+                return self._run_plain(fn, args, kwargs, options)
+            rows = slot_values.rows_of(args, kwargs)
+            return self._run_plain(self._with_frame(fn, rows), args, kwargs, options)
+
+    def _run_plain(self, fn, args, kwargs, options):
+        return super().run(fn, args=args, kwargs=kwargs, options=options)
+
+    def _with_frame(self, fn, rows):
+        converted = compat.convert_user_function(fn)
+
+        @tf.autograph.experimental.do_not_convert
+        def run_on_replica(*args, **kwargs):
+            with frames.entered(self.frame_of_this_replica(rows)):
+                return converted(*args, **kwargs)
+
+        return run_on_replica
+
+    def frame_of_this_replica(self, rows, **fields) -> frames.Frame:
+        """Returns the frame of the replica whose context is active.
+
+        Args:
+            rows: int64 tensor `[num_slots]`, rows of every sub-batch, or None.
+            **fields: Further fields of the frame.
+        """
+        context = tf.distribute.get_replica_context()
+        slot = self.extended.slot_of_local_replica(context._replica_id)
+        frame = frames.Frame(self, slot, self.num_replicas_in_sync, **fields)
+        if rows is not None:
+            own, total = tf.cast(rows[slot], tf.float64), tf.cast(tf.reduce_sum(rows), tf.float64)
+            frame.share = tf.math.divide_no_nan(own, total)
+            frame.has_rows = rows[slot] > 0
+        return frame
+
+    _noted_failure: errors.TfdistError | None = None
+
+    @property
+    def last_failure(self) -> errors.TfdistError | None:
+        """The typed error behind the latest `tf.errors.UnknownError` of a tf.function, or None."""
+        group = self.extended.process_group
+        return self._noted_failure or (group.last_failure if group is not None else None)
+
+    def note_failure(self, error: BaseException) -> None:
+        """Keeps a typed error that is about to pass through a TensorFlow runtime, which forgets the type."""
+        if isinstance(error, errors.TfdistError):
+            self._noted_failure = error
+
+    @contextlib.contextmanager
+    def translating_failures(self):
+        """Turns what TensorFlow makes of an exception in a host function back into that exception."""
+        try:
+            yield
+        except tf.errors.OpError:
+            failure = self.last_failure
+            if failure is None:
+                raise
+            # The graph's own traceback names runtime internals only; the typed error says all there is to know.
+            raise failure from None

@@ -1,0 +1,12 @@
+"""What is one step, and what happens between steps?
+
+Importing this folder installs the bridge to Keras.
+"""
+
+from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy
+from tfdist_ext.training.keras_bridge import install
+from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
+
+install()
+
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "PredictStep", "TestStep", "TrainStep", "install"]

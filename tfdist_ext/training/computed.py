@@ -1,0 +1,183 @@
+"""What does a replica hand over at the end of compute, and how do the sets of all replicas add up?
+
+Every item is brought into a form in which a plain sum over replicas is right, so that one aggregation serves
+all of them:
+
+    gradient                        as it is (the loss was weighted)
+    metric total (SUM)              the change of the variable
+    other float variable            share * new value (equal values stay what they are)
+    integer or bool variable        the new value of the first replica with rows, 0 elsewhere
+    log that is a metric's result   not sent: drawn again from the summed variables
+    other log                       share * value, or the value if it carries the weight already
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist_ext.training import loss_ancestry
+from tfdist_ext.training.recorder import at_path
+
+
+@dataclasses.dataclass
+class Plan:
+    """The Python half of a set: what each tensor of it means. The same on every replica.
+
+    Attributes:
+        gradient_variables: Variable of each gradient.
+        updates: `(keras.Variable, kind)` for each update; kind in "sum", "mean", "first".
+        logs: Structure of logs whose leaves are `("metric", metric, path)`, `("value", index)` or constants.
+        log_kinds: `(kind, dtype)` of each transported log value.
+        num_tensors: Number of tensors of the set.
+    """
+
+    gradient_variables: list
+    updates: list
+    logs: object
+    log_kinds: list
+    specs: list = dataclasses.field(default_factory=list)
+
+    @property
+    def num_gradients(self) -> int:
+        """Number of gradients; updates and logs follow them."""
+        return len(self.gradient_variables)
+
+
+def kind_of_update(variable, tensor) -> str:
+    """Returns how the values that replicas assigned to a variable combine."""
+    if variable.aggregation == "sum":
+        return "sum"
+    if not (tensor.dtype.is_floating or tensor.dtype.is_complex) or variable.aggregation == "only_first_replica":
+        return "first"
+    return "mean"
+
+
+def pack(frame, is_first, recorder, scope, logs):
+    """Turns what one replica computed into tensors to sum, and their plan.
+
+    Args:
+        frame: Frame of the replica.
+        is_first: Scalar bool tensor or bool, whether this is the first slot that has rows.
+        recorder: The replica's `Recorder`.
+        scope: The replica's `RecordingScope`.
+        logs: What the step returned.
+
+    Returns:
+        Pair of the list of tensors and the `Plan`.
+    """
+    tensors = list(recorder.gradients)
+    updates = []
+    for variable in scope.assigned.values():
+        new = tf.convert_to_tensor(scope.state_mapping[id(variable)])
+        kind = kind_of_update(variable, new)
+        if kind == "sum":
+            new = new - tf.convert_to_tensor(variable._value)
+        updates.append((variable, kind))
+        tensors.append(_summable(frame, is_first, kind, new))
+    plan = Plan(list(recorder.variables), updates, None, [])
+
+    def plan_log(leaf):
+        if not tf.is_tensor(leaf):
+            return _Leaf(("constant", leaf))
+        known = recorder.results.get(id(leaf))
+        if known is not None:
+            return _Leaf(("metric", *known))
+        leaf = tf.convert_to_tensor(leaf)
+        if not leaf.dtype.is_floating:
+            kind = "first"
+        else:
+            kind = "sum" if loss_ancestry.carries_weight(leaf, frame.scaled, frame.unscaled) else "mean"
+        plan.log_kinds.append((kind, leaf.dtype))
+        tensors.append(_summable(frame, is_first, "add" if kind == "sum" else kind, leaf))
+        return _Leaf(("value", len(plan.log_kinds) - 1))
+
+    plan.logs = tf.nest.map_structure(plan_log, logs)
+    tensors = [t if isinstance(t, tf.IndexedSlices) else frame.mask(t) for t in tensors]
+    plan.specs = [tf.type_spec_from_value(tensor) for tensor in tensors]
+    return tensors, plan
+
+
+class _Leaf:
+    """Opaque to tf.nest."""
+
+    def __init__(self, entry):
+        self.entry = entry
+
+
+def _summable(frame, is_first, kind, value):
+    if kind in ("sum", "add") or frame.num_slots == 1:
+        return value
+    if kind == "mean":
+        share = frame.share if frame.share is not None else 1.0 / frame.num_slots
+        return value * tf.cast(share, value.dtype)
+    if value.dtype == tf.bool:
+        value = tf.cast(value, tf.int32)
+    return tf.where(is_first, value, tf.zeros_like(value))
+
+
+def zeros_of(plan: Plan):
+    """Returns the set of a replica without rows: zeros, and sparse gradients of no row.
+
+    Raises:
+        ValueError: A tensor of the set has a shape that is only known when the model runs.
+    """
+
+    def zero(spec):
+        if isinstance(spec, tf.IndexedSlicesSpec):
+            values, indices, shape = (tf.zeros([0, *spec._shape[1:]], spec._values_dtype),
+                                      tf.zeros([0], spec._indices_dtype), None)
+            if spec._dense_shape_dtype is not None:
+                shape = tf.constant(spec._shape.as_list(), spec._dense_shape_dtype)
+            return tf.IndexedSlices(values, indices, shape)
+        if not spec.shape.is_fully_defined():
+            raise ValueError(f"shape {spec.shape} is not known before the step runs")
+        return tf.zeros(spec.shape, spec.dtype)
+
+    return [zero(spec) for spec in plan.specs]
+
+
+def new_values(plan: Plan, summed_updates):
+    """Returns `(variable, new value)` for each update of a summed set.
+
+    Args:
+        plan: The set's plan.
+        summed_updates: The summed tensors of its updates.
+
+    Returns:
+        List of pairs.
+    """
+    values = []
+    for (variable, kind), total in zip(plan.updates, summed_updates, strict=True):
+        if kind == "sum":
+            total = tf.convert_to_tensor(variable._value) + total
+        values.append((variable, tf.cast(total, variable.dtype)))
+    return values
+
+
+def draw_logs(plan: Plan, summed_logs, metric_result):
+    """Returns the logs of the global batch.
+
+    Args:
+        plan: The set's plan.
+        summed_logs: The summed tensors of its transported logs.
+        metric_result: Function of a metric that returns its result after the update.
+
+    Returns:
+        The structure that the step returned.
+    """
+    cache: dict = {}
+
+    def draw(leaf):
+        what, *rest = leaf.entry
+        if what == "constant":
+            return rest[0]
+        if what == "value":
+            return tf.cast(summed_logs[rest[0]], plan.log_kinds[rest[0]][1])
+        metric, path = rest
+        if id(metric) not in cache:
+            cache[id(metric)] = metric_result(metric)
+        return at_path(cache[id(metric)], path)
+
+    return tf.nest.map_structure(draw, plan.logs)

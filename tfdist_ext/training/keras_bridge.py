@@ -1,0 +1,203 @@
+"""Where does Keras meet our strategies?
+
+`install()` replaces a few methods of Keras by ones that ask whether the model belongs to a strategy of this
+package, and otherwise do exactly what they did. It is called once, when the first strategy is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfdist_ext import compat
+from tfdist_ext.strategies import frame as frames
+from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
+from tfdist_ext.training import agreement, losses, optimizers
+from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
+
+_installed = False
+
+
+def strategy_of(model):
+    """Returns the strategy of this package under whose scope the model was made, or None."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    return strategy if isinstance(strategy, SynchronousStrategy) else None
+
+
+def install() -> None:
+    """Replaces the seams of Keras; calling it again does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    trainer = compat.TensorFlowTrainer
+    for name in ("make_train_function", "make_test_function", "make_predict_function", "_maybe_symbolic_build"):
+        _replace(trainer, name, _MAKERS[name])
+    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        _replace(trainer, name, _translating)
+    _replace(trainer, "compile", _compile)
+    _replace(compat.KerasBaseOptimizer, "apply", optimizers.dispatch)
+    _replace(keras.optimizers.LossScaleOptimizer, "apply", optimizers.dispatch)
+    _replace(keras.random.SeedGenerator, "next", _next_seed)
+    _replace(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
+    losses.install()
+    agreement.install()
+
+
+def _replace(owner, name: str, make) -> None:
+    original = getattr(owner, name)
+    replacement = make(original)
+    functools.update_wrapper(replacement, original)
+    setattr(owner, name, replacement)
+
+
+def _make_train_function(original):
+    def make_train_function(self, force=False):
+        strategy = strategy_of(self)
+        if strategy is None or (self.train_function is not None and not force):
+            return original(self, force)
+        agreement.check_model(strategy, self)
+        self.train_function = self._make_function(TrainStep(self))
+        return None
+
+    return make_train_function
+
+
+def _make_test_function(original):
+    def make_test_function(self, force=False):
+        if strategy_of(self) is None or (self.test_function is not None and not force):
+            return original(self, force)
+        self.test_function = self._make_function(TestStep(self))
+        return None
+
+    return make_test_function
+
+
+def _make_predict_function(original):
+    def make_predict_function(self, force=False):
+        strategy = strategy_of(self)
+        if strategy is None or (self.predict_function is not None and not force):
+            return original(self, force)
+        step = PredictStep(self)
+        predict_one = self._autoconvert_optionals(lambda data: strategy.run(step, args=(data,)))
+
+        @tf.autograph.experimental.do_not_convert
+        def predict_batches(data):
+            outputs = [predict_one(batch) for batch in data]
+            if len(outputs) == 1:
+                return outputs[0]
+            return keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+        if not self.run_eagerly:
+            predict_batches = tf.function(predict_batches, reduce_retracing=True)
+        self.predict_function = predict_batches
+        return None
+
+    return make_predict_function
+
+
+def _maybe_symbolic_build(original):
+    def build_from_specs(self, iterator=None, data_batch=None):
+        strategy = strategy_of(self)
+        if strategy is None:
+            return original(self, iterator=iterator, data_batch=data_batch)
+        if iterator is not None:
+            # Keras would draw a batch here; a dataset that reshuffles would then start one epoch late.
+            specs = iterator._distributed_dataset
+            specs = getattr(specs, "batch_spec", None) or specs.element_spec
+            data_batch = keras.tree.map_structure(_one_row, specs)
+        with strategy.scope():
+            try:
+                self._symbolic_build(data_batch=data_batch)
+            except Exception:
+                if not _parts_are_built(self):
+                    raise
+                # A model without `call` (a GAN, a distiller): its parts are built and its train_step knows them.
+                logging.debug("Model `%s` has no symbolic build; its layers are built.", self.name)
+                if self.optimizer is not None and not self.optimizer.built:
+                    self.optimizer.build(self.trainable_variables)
+        return None
+
+    return build_from_specs
+
+
+def _one_row(spec):
+    return keras.KerasTensor(spec.shape, spec.dtype.name) if isinstance(spec, tf.TensorSpec) else spec
+
+
+def _parts_are_built(model) -> bool:
+    return all(layer.built for layer in model._flatten_layers(include_self=False)) and bool(model.layers)
+
+
+def _compile(original):
+    def compile_checked(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        strategy = strategy_of(self)
+        if strategy is None or self.jit_compile is not True:
+            return
+        if strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                "`jit_compile=True` cannot be combined with more than one replica: XLA can neither communicate "
+                "between hosts nor share variables between CPU devices. Compile with `jit_compile=False`."
+            )
+
+    return compile_checked
+
+
+def _translating(original):
+    def translated(self, *args, **kwargs):
+        strategy = strategy_of(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        with strategy.translating_failures():
+            return original(self, *args, **kwargs)
+
+    return translated
+
+
+def _all_reduce(original):
+    """Lets a replica without rows contribute nothing, whatever it computed on its row of zeros."""
+
+    def all_reduce(self, reduce_op, value, options=None):
+        frame = frames.current_frame()
+        if frame is not None and frame.has_rows is not None:
+            value = tf.nest.map_structure(frame.mask, value)
+        return original(self, reduce_op, value, options)
+
+    return all_reduce
+
+
+def _next_seed(original):
+    """Gives each slot a stream of its own; the state stays what it is on one device, the same everywhere."""
+
+    def next_seed(self, ordered=True):
+        seed = original(self, ordered)
+        slot = _slot_of_this_replica()
+        if not slot:
+            return seed
+        # Weyl sequence with the golden ratio: slots get seeds far apart. Slot 0 keeps the one device's.
+        offset = (slot * 0x9E3779B9) % 2**31
+        return seed + tf.constant([offset, 0], seed.dtype)
+
+    return next_seed
+
+
+def _slot_of_this_replica() -> int:
+    frame = frames.current_frame()
+    if frame is not None:
+        return frame.slot
+    context = tf.distribute.get_replica_context()
+    if context is None or not isinstance(context.strategy, SynchronousStrategy):
+        return 0
+    return context.strategy.extended.slot_of_local_replica(context._replica_id)
+
+
+_MAKERS = {
+    "make_train_function": _make_train_function,
+    "make_test_function": _make_test_function,
+    "make_predict_function": _make_predict_function,
+    "_maybe_symbolic_build": _maybe_symbolic_build,
+}

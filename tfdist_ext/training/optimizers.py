@@ -1,0 +1,104 @@
+"""How does the real optimizer take one step on gradients that are summed already?"""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tfdist_ext import compat
+from tfdist_ext.strategies import frame as frames
+from tfdist_ext.training.recorder import gradient_with_share
+
+
+def apply(optimizer, gradients, variables) -> None:
+    """Applies summed gradients to the replica whose components are being updated.
+
+    Runs on: every worker, inside `update_each_local_replica`. Loss scaling, clipping, accumulation, weight decay
+    and moving averages see the sum, as on one device.
+
+    Args:
+        optimizer: Keras optimizer, built.
+        gradients: One gradient for each variable, dense or `tf.IndexedSlices`.
+        variables: Keras variables.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        compat.apply_loss_scaled(optimizer, gradients, variables)
+    else:
+        optimizer.apply(gradients, variables)
+
+
+def build_if_needed(optimizer, variables) -> None:
+    """Creates the optimizer's variables outside of the graph being traced."""
+    if not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(list(variables))
+
+
+def apply_in_place(frame, optimizer, gradients, variables) -> None:
+    """Sums the gradients of all replicas and applies the sum, from within a replica function.
+
+    Args:
+        frame: Frame of the replica.
+        optimizer: Keras optimizer.
+        gradients: Gradients of this replica; None where there is none.
+        variables: Their variables, or None for the optimizer's own.
+
+    Raises:
+        RuntimeError: Called inside `tf.cond` or a nested `tf.function` while several local replicas are traced.
+    """
+    variables = list(optimizer._trainable_variables if variables is None else variables)
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    if not pairs:
+        raise ValueError("No gradient reaches any of the variables given to the optimizer.")
+    variables = [variable for _, variable in pairs]
+    own = [frame.mask(gradient_with_share(frame, gradient)) for gradient, _ in pairs]
+
+    def merge(strategy, *distributed):
+        extended = strategy.extended
+        num_local = len(extended.worker_devices)
+        per_replica = [[value] if num_local == 1 else list(value.values) for value in distributed]
+        summed = extended.sum_over_replicas(per_replica)
+        build_if_needed(optimizer, variables)
+        extended.update_each_local_replica(
+            lambda local: apply(optimizer, [values[local] for values in summed], variables)
+        )
+
+    with _naming_the_mistake():
+        tf.distribute.get_replica_context().merge_call(merge, args=tuple(own))
+
+
+class _naming_the_mistake:  # noqa: N801 - reads as a statement
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if kind is RuntimeError and "merge_call" in str(error):
+            raise RuntimeError(
+                "`optimizer.apply_gradients` was called inside tf.cond, tf.while_loop or a nested tf.function of a "
+                "function that runs on several local replicas; replicas cannot meet there. Call it in the step "
+                "function itself, or pass the tf.function to strategy.run."
+            ) from error
+        return False
+
+
+def dispatch(original):
+    """Returns the `apply` that Keras optimizers get: recorded, in place, or the original.
+
+    Args:
+        original: The unbound method it replaces.
+
+    Returns:
+        A function with the same signature.
+    """
+
+    def apply_or_record(self, grads, trainable_variables=None):
+        frame = frames.current_frame()
+        if frame is None or frame.num_slots == 1:
+            return original(self, grads, trainable_variables)
+        recorder = frame.recorder
+        if recorder is not None and not recorder.in_place:
+            return recorder.record_apply(self, grads, trainable_variables)
+        return apply_in_place(frame, self, grads, trainable_variables)
+
+    apply_or_record.__doc__ = original.__doc__
+    return apply_or_record

@@ -1,0 +1,46 @@
+"""Which random ops of a model are outside our streams?
+
+Keras seed generators are covered: each draw is a function of (seed, step, slot, call). Stateful `tf.random` ops
+keep their state inside the runtime, where nobody can set or save it; they are reported.
+"""
+
+from __future__ import annotations
+
+from absl import logging
+
+_STATEFUL_RANDOM = frozenset(
+    {
+        "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomGamma",
+        "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "Multinomial", "ParameterizedTruncatedNormal",
+    }
+)  # fmt: skip
+
+
+def stateful_random_ops(graph) -> list[str]:
+    """Returns the names of stateful random ops in a graph and in the functions it calls."""
+    names = [op.name for op in graph.get_operations() if op.type in _STATEFUL_RANDOM]
+    library = graph.as_graph_def(add_shapes=False).library
+    for function in library.function:
+        names += [node.name for node in function.node_def if node.op in _STATEFUL_RANDOM]
+    return names
+
+
+def report_stateful(graph, model_name: str) -> list[str]:
+    """Warns, naming them, about random ops of a step that are not reproducible over replicas.
+
+    Args:
+        graph: Graph of the traced step.
+        model_name: Name for the message.
+
+    Returns:
+        The names found.
+    """
+    names = stateful_random_ops(graph)
+    if names:
+        logging.warning(
+            "Model `%s` uses stateful tf.random ops (%s). Their streams are not covered: they differ from one run and "
+            "one layout to another. Use keras.random with a keras.random.SeedGenerator, or tf.random.stateless_*.",
+            model_name,
+            ", ".join(names[:5]),
+        )
+    return names

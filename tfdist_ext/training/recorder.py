@@ -1,0 +1,150 @@
+"""What stands in for the optimizer, the variables and the metrics while a replica computes?
+
+Compute assigns no variable: gradients are recorded instead of applied, and whatever layers and metrics assign
+is caught by a `keras.StatelessScope` and handed out as values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tfdist_ext.strategies import frame as frames
+
+
+class NeedsInPlace(Exception):  # noqa: N818 - a signal between two traces, not an error
+    """This train_step cannot be deferred: it does something with what applying gradients changed."""
+
+
+class Recorder:
+    """Takes the place of `optimizer.apply` in one replica's compute.
+
+    Attributes:
+        optimizer: The compiled optimizer; None when nothing may be applied (evaluation).
+        in_place: True to sum and apply at once instead of recording.
+        applied: True once gradients were recorded.
+        gradients: Recorded gradients, without the None ones.
+        variables: The variable of each recorded gradient.
+        results: Maps `id(tensor)` to `(metric, key)` for every metric result drawn while tracing.
+    """
+
+    def __init__(self, optimizer, in_place: bool):
+        self.optimizer = optimizer
+        self.in_place = in_place
+        self.applied = False
+        self.gradients: list = []
+        self.variables: list = []
+        self.results: dict = {}
+        self._kept: list = []
+
+    def record_apply(self, optimizer, gradients, variables):
+        """Keeps the gradients of the compiled optimizer's only step.
+
+        Raises:
+            NeedsInPlace: A second step, or one of another optimizer.
+        """
+        if optimizer is not self.optimizer:
+            raise NeedsInPlace(f"it applies gradients with `{optimizer.name}`, not the compiled optimizer")
+        if self.applied:
+            raise NeedsInPlace("it applies gradients more than once in a step")
+        variables = list(optimizer._trainable_variables if variables is None else variables)
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        if not pairs:
+            raise ValueError(
+                "No gradient reaches any trainable variable. Check that the loss of `train_step` depends on the "
+                "model's output."
+            )
+        self.applied = True
+        frame = frames.current_frame()
+        self.gradients = [gradient_with_share(frame, gradient) for gradient, _ in pairs]
+        self.variables = [variable for _, variable in pairs]
+
+    def note_result(self, metric, result) -> None:
+        """Remembers which tensors of the logs are results of `metric`."""
+        for path, leaf in _leaves(result):
+            if tf.is_tensor(leaf):
+                self.results[id(leaf)] = (metric, path)
+                self._kept.append(leaf)
+
+
+def gradient_with_share(frame, gradient):
+    """Weights a gradient of a loss that no Keras loss weighted: it is taken for a mean over the rows."""
+    if frame is None or frame.loss_was_scaled or frame.share is None:
+        return gradient
+    share = frame.share
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(share, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(share, gradient.dtype)
+
+
+class RecordingScope(keras.StatelessScope):
+    """A stateless scope that remembers the variables assigned in it, and reads that come too late."""
+
+    def __init__(self, recorder: Recorder, forbidden_after_apply):
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self._recorder = recorder
+        self._forbidden = {id(variable) for variable in forbidden_after_apply}
+        self.assigned: dict[int, keras.Variable] = {}
+
+    def add_update(self, update):
+        """See `keras.StatelessScope`."""
+        variable, _ = update
+        if self._recorder.applied and not self._recorder.in_place and id(variable) in self._forbidden:
+            raise NeedsInPlace(f"it assigns `{variable.path}` after applying gradients")
+        self.assigned[id(variable)] = variable
+        super().add_update(update)
+
+    def get_current_value(self, variable):
+        """See `keras.StatelessScope`."""
+        if self._recorder.applied and not self._recorder.in_place and id(variable) in self._forbidden:
+            raise NeedsInPlace(f"it reads `{variable.path}` after applying gradients")
+        value = super().get_current_value(variable)
+        # Regularizers read through this method alone, and have no use for None.
+        return variable._value if value is None else value
+
+
+def _leaves(structure, path=()):
+    if isinstance(structure, dict):
+        for key, value in structure.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(structure, (list, tuple)):
+        for key, value in enumerate(structure):
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path, structure
+
+
+def at_path(structure, path):
+    """Returns the leaf of a nested structure at a path of keys."""
+    for key in path:
+        structure = structure[key]
+    return structure
+
+
+@contextlib.contextmanager
+def watching_results(metrics):
+    """Notes, in the recorder of the replica that asks, each result of the metrics of a model."""
+
+    def watch(metric):
+        original = type(metric).result
+
+        def result():
+            value = original(metric)
+            frame = frames.current_frame()
+            if frame is not None and frame.recorder is not None:
+                frame.recorder.note_result(metric, value)
+            return value
+
+        # object's own: Keras tracks attributes set the usual way.
+        object.__setattr__(metric, "result", result)
+
+    for metric in metrics:
+        watch(metric)
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            object.__delattr__(metric, "result")

@@ -1,0 +1,302 @@
+"""What is one step? Compute on each replica, aggregate, apply once.
+
+`TrainStep`, `TestStep` and `PredictStep` are the functions that Keras hands to `strategy.run`; the strategy
+sees their `run_distributed` and leaves the step to them.
+"""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfdist_ext import compat
+from tfdist_ext.data import batches, slot_values
+from tfdist_ext.strategies import frame as frames
+from tfdist_ext.training import computed, optimizers, random_ops
+from tfdist_ext.training.recorder import NeedsInPlace, Recorder, RecordingScope, watching_results
+
+
+class _Step:
+    """One step of a Keras model under a synchronous strategy.
+
+    Modes, tried in this order, the choice kept for later traces:
+        guarded   a replica without rows skips the model (a branch of the graph)
+        masked    every replica runs the model, an empty one on a row of zeros whose results are masked;
+                  for models that communicate in their forward pass
+        in place  masked, and gradients are summed and applied inside the step
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self._masked = False
+        self._in_place = False
+        self._reported = False
+
+    def __call__(self, data):
+        return self.python_step(data)
+
+    def python_step(self, data):
+        """The model's own step."""
+        raise NotImplementedError
+
+    @property
+    def _optimizer(self):
+        return None
+
+    def run_distributed(self, strategy, args):
+        """Runs the step on every local replica and returns the logs of the global batch.
+
+        Args:
+            strategy: The strategy.
+            args: Tuple of the batch.
+
+        Returns:
+            Structure of tensors, the same on every worker.
+        """
+        (data,) = args
+        if strategy.num_replicas_in_sync == 1:
+            return strategy.extended.call_for_each_replica(self.python_step, args=(data,))
+        self._make_metrics_whole()
+        data, rows, may_be_empty = _as_slots(strategy, data)
+        per_replica, plan = self._compute(strategy, data, rows, may_be_empty)
+        self._report_uncovered_randomness()
+        summed = _aggregate(strategy, per_replica)
+        return self._apply(strategy, plan, summed)
+
+    # --- compute ------------------------------------------------------------------------------------------------
+    def _compute(self, strategy, data, rows, may_be_empty):
+        while True:
+            try:
+                return self._compute_once(strategy, data, rows, may_be_empty)
+            except frames.ForwardCollective:
+                self._masked = True
+            except NeedsInPlace as reason:
+                self._masked = self._in_place = True
+                logging.info(
+                    "`%s` of model `%s` is applied in place because %s. Results are the same; nothing overlaps.",
+                    "train_step", self.model.name, reason,
+                )
+
+    def _compute_once(self, strategy, data, rows, may_be_empty):
+        plans = {}
+        metrics = self.model.metrics
+        with watching_results(metrics):
+            per_replica = strategy.extended.call_for_each_replica(
+                lambda batch: self._compute_on_replica(strategy, batch, rows, may_be_empty, plans), args=(data,)
+            )
+        num_local = len(strategy.extended.worker_devices)
+        values = [
+            [tensor] if num_local == 1 else list(tensor.values)
+            for tensor in (per_replica if isinstance(per_replica, (list, tuple)) else [per_replica])
+        ]
+        return values, plans[0]
+
+    def _compute_on_replica(self, strategy, data, rows, may_be_empty, plans):
+        local = tf.distribute.get_replica_context()._replica_id
+        frame = strategy.frame_of_this_replica(rows)
+        first = tf.argmax(tf.cast(rows > 0, tf.int32), output_type=tf.int64)
+        is_first = tf.equal(first, tf.constant(frame.slot, tf.int64))
+        if not may_be_empty:
+            frame.has_rows = None
+
+        def run(batch, guarded):
+            frame.guarded = guarded
+            frame.recorder = Recorder(self._optimizer, self._in_place)
+            frame.scaled.clear()
+            frame.unscaled.clear()
+            scope = RecordingScope(frame.recorder, self._deferred_variables())
+            with frames.entered(frame), scope:
+                logs = self.python_step(batch)
+            tensors, plans[local] = computed.pack(frame, is_first, frame.recorder, scope, logs)
+            return tensors
+
+        if not may_be_empty:
+            return _listed(run(data, guarded=False))
+        if self._masked or tf.executing_eagerly():
+            batch = _rows_or_zeros(frame.has_rows, data)
+            return _listed(_mask_sparse(frame, run(batch, guarded=False)))
+        has_rows, frame.has_rows = frame.has_rows, None
+        try:
+            return _listed(tf.cond(has_rows, lambda: run(data, True), lambda: computed.zeros_of(plans[local])))
+        except ValueError as error:
+            if "is not known before the step runs" not in str(error):
+                raise
+            raise frames.ForwardCollective() from None
+
+    def _deferred_variables(self):
+        optimizer = self._optimizer
+        if optimizer is None:
+            return ()
+        return (*self.model.trainable_variables, *optimizer.variables)
+
+    def _make_metrics_whole(self):
+        for variable in self.model.metrics_variables:
+            if getattr(variable.value, "holds_parts", False):
+                variable.value.become_whole()
+
+    def _report_uncovered_randomness(self):
+        if self._reported or tf.executing_eagerly():
+            return
+        self._reported = True
+        random_ops.report_stateful(tf.compat.v1.get_default_graph(), self.model.name)
+
+    # --- apply --------------------------------------------------------------------------------------------------
+    def _apply(self, strategy, plan, summed):
+        gradients = summed[: plan.num_gradients]
+        updates = summed[plan.num_gradients : plan.num_gradients + len(plan.updates)]
+        logs = summed[plan.num_gradients + len(plan.updates) :]
+
+        def update(local):
+            assignments = computed.new_values(plan, [values[local] for values in updates])
+            if gradients:
+                optimizers.apply(self._optimizer, [g[local] for g in gradients], plan.gradient_variables)
+            drawn = None
+            if local == 0:
+                with keras.StatelessScope(state_mapping=assignments, initialize_variables=False):
+                    drawn = computed.draw_logs(plan, [values[0] for values in logs], lambda metric: metric.result())
+            for variable, value in assignments:
+                variable.assign(value)
+            return drawn
+
+        return strategy.extended.update_each_local_replica(update)[0]
+
+
+class TrainStep(_Step):
+    """`model.train_step` under a synchronous strategy."""
+
+    def python_step(self, data):
+        """The model's own `train_step`."""
+        return self.model.train_step(data)
+
+    @property
+    def _optimizer(self):
+        return self.model.optimizer
+
+
+class TestStep(_Step):
+    """`model.test_step` under a synchronous strategy."""
+
+    __test__ = False  # Not a test class, whatever pytest thinks of its name.
+
+    def python_step(self, data):
+        """The model's own `test_step`."""
+        return self.model.test_step(data)
+
+
+class PredictStep(_Step):
+    """`model.predict_step` under a synchronous strategy; rows come back in the order of the input."""
+
+    def python_step(self, data):
+        """The model's own `predict_step`."""
+        return self.model.predict_step(data)
+
+    def run_distributed(self, strategy, args):
+        """Returns the outputs of the global batch, on every worker."""
+        (data,) = args
+        extended = strategy.extended
+        if strategy.num_replicas_in_sync == 1:
+            return extended.call_for_each_replica(self.python_step, args=(data,))
+        data, rows, may_be_empty = _as_slots(strategy, data)
+        structures = {}
+        per_replica = extended.call_for_each_replica(
+            lambda batch: self._predict_on_replica(strategy, batch, rows, may_be_empty, structures), args=(data,)
+        )
+        num_local = len(extended.worker_devices)
+        flat = [[value] if num_local == 1 else list(value.values) for value in per_replica]
+        gathered = extended.gather_slots(flat)
+        return tf.nest.pack_sequence_as(structures[0], gathered)
+
+    def _predict_on_replica(self, strategy, data, rows, may_be_empty, structures):
+        local = tf.distribute.get_replica_context()._replica_id
+        frame = strategy.frame_of_this_replica(rows)
+        specs = []
+
+        def run(batch):
+            scope = RecordingScope(Recorder(None, in_place=False), ())
+            with frames.entered(frame), scope:
+                outputs = self.python_step(batch)
+            structures[local] = outputs
+            flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(outputs)]
+            specs[:] = [tf.type_spec_from_value(tensor) for tensor in flat]
+            return flat
+
+        if not may_be_empty:
+            return _listed(run(data))
+        if tf.executing_eagerly() or any(not isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(data)):
+            flat = run(_rows_or_zeros(frame.has_rows, data))
+            count = rows[frame.slot]
+            return _listed([tensor[:count] for tensor in flat])
+        empty = lambda: [batches.empty_batch(spec) for spec in specs]  # noqa: E731
+        return _listed(tf.cond(frame.has_rows, lambda: run(data), empty))
+
+
+def _listed(tensors):
+    # tf.cond unwraps a list of one; regroup() then wraps each tensor of the list in a PerReplica.
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+
+
+def _as_slots(strategy, data):
+    """Returns a batch as distributed values, the rows of all slots, and whether a local one may be empty."""
+    rows = slot_values.rows_of(data)
+    extended = strategy.extended
+    if rows is not None:
+        known = [batches.static_num_rows(spec) for spec in _first_component_specs(data)]
+        return data, rows, any(not count for count in known)
+    if any(isinstance(leaf, compat.DistributedValues) for leaf in tf.nest.flatten(data)):
+        num_slots = strategy.num_replicas_in_sync
+        return data, tf.ones([num_slots], tf.int64), False
+    # A batch given whole (train_on_batch, a Python generator): every worker has all of it, and takes its rows.
+    data = keras.tree.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), data)
+    known = batches.static_num_rows(tf.nest.map_structure(tf.type_spec_from_value, _without_none(data)))
+    parts, rows = batches.split_over_slots(
+        _without_none(data), extended.local_slots, strategy.num_replicas_in_sync, known
+    )
+    parts = [_with_none(data, part) for part in parts]
+    data = keras.tree.map_structure(
+        lambda *values: None if values[0] is None else slot_values.PerSlot(values, rows), *parts
+    )
+    empty = known is None or known < strategy.num_replicas_in_sync
+    return data, rows, empty
+
+
+def _without_none(data):
+    return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+
+
+def _with_none(structure, leaves):
+    leaves = iter(leaves)
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else next(leaves), structure)
+
+
+def _first_component_specs(data):
+    for leaf in tf.nest.flatten(data):
+        if isinstance(leaf, slot_values.PerSlot):
+            return [tf.type_spec_from_value(value) for value in leaf.values]
+    return []
+
+
+def _rows_or_zeros(has_rows, data):
+    if tf.executing_eagerly():
+        return data if bool(has_rows) else batches.one_row_of_zeros(data)
+    return tf.cond(has_rows, lambda: data, lambda: _relaxed_zeros(data))
+
+
+def _relaxed_zeros(data):
+    return tf.nest.map_structure(
+        lambda zero, value: tf.compat.v1.placeholder_with_default(zero, value.shape),
+        batches.one_row_of_zeros(data),
+        data,
+    )
+
+
+def _mask_sparse(frame, tensors):
+    return [frame.mask(t) if isinstance(t, tf.IndexedSlices) else t for t in tensors]
+
+
+def _aggregate(strategy, per_replica):
+    """Sums each tensor over all replicas; returns, for each, its copy on every local replica."""
+    extended = strategy.extended
+    if not per_replica:
+        return []
+    return extended.sum_over_replicas(per_replica)
