@@ -42,8 +42,8 @@ class UciDigits(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "The test half of the source, in two fixed splits."}
-    # Nothing is downloaded. Without this line TensorFlow Datasets looks for a list of checksums beside this file,
-    # with a package (importlib_resources) that it does not install.
+    # Nothing is downloaded. Without this line TensorFlow Datasets looks for a list of checksums beside this
+    # file, with a package (importlib_resources) that it does not install.
     url_infos: dict[str, Any] = {}
 
     def __init__(self, *, data_dir: str | os.PathLike[str] | None = None, **arguments: Any):
@@ -65,8 +65,9 @@ class UciDigits(tfds.core.GeneratorBasedBuilder):
             self.info.read_from_directory(self.data_path)
 
     def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
+        return _OfflineInfo(
             builder=self,
+            disable_shuffling=True,  # Keep the order of the source.
             description="Handwritten digits of 8x8 pixels from 0 to 16 (CC BY 4.0), shipped with tfdist_ext.",
             homepage="https://doi.org/10.24432/C50P49",
             citation=_CITATION,
@@ -89,12 +90,19 @@ class UciDigits(tfds.core.GeneratorBasedBuilder):
             yield int(row), {"image": images[row], "label": int(labels[row])}
 
 
+class _OfflineInfo(tfds.core.DatasetInfo):
+    """Information that is not looked for on the network."""
+
+    def initialize_from_bucket(self) -> None:
+        """Does nothing; TensorFlow Datasets' own leaves an empty folder in /tmp each time."""
+
+
 @contextlib.contextmanager
 def _one_at_a_time(directory: Any) -> Iterator[None]:
     """Holds a lock that the kernel takes back if this process dies.
 
-    TensorFlow Datasets writes elsewhere and renames at the end, so that readers never see half a data set; but
-    of two writers the second one's rename fails.
+    TensorFlow Datasets writes elsewhere and renames at the end, so that readers never see half a data set;
+    but of two writers the second one's rename fails.
     """
     if "://" in os.fspath(directory):
         yield  # An object store has no locks; there, prepare once before starting the workers.
