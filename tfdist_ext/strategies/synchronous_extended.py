@@ -15,8 +15,21 @@ from tfdist_ext.data import distributed_dataset, slot_values
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies.metric_variable import MetricVariable
 
+
+
+class MirroredVariable(compat.MirroredVariable):
+    """TensorFlow's mirrored variable that also answers `int()` and `float()`, as `optimizer.iterations` needs it."""
+
+    def __int__(self):
+        return int(self.numpy())
+
+    def __float__(self):
+        return float(self.numpy())
+
+
 _VARIABLE_CLASSES = {
     **compat.variable_class_mapping,
+    tf.VariableSynchronization.ON_WRITE: MirroredVariable,
     tf.VariableSynchronization.ON_READ: MetricVariable,
 }
 
@@ -103,6 +116,9 @@ class SynchronousExtended:
             with tf.device(colocate_with.device):
                 return next_creator(**kwargs)
         devices = self._devices if colocate_with is None else colocate_with._devices
+        if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and not _is_float(kwargs):
+            # TensorFlow refuses to average integers. Replicas that count the same thing agree; the first speaks.
+            kwargs["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
         def create_components(**kwargs):
             components = []
@@ -134,6 +150,14 @@ class SynchronousExtended:
     def _distribute_datasets_from_function(self, dataset_fn, options):
         _refuse_per_replica_pipelines(options)
         return distributed_dataset.from_function(dataset_fn, self._container_strategy())
+
+
+def _is_float(variable_arguments) -> bool:
+    dtype = variable_arguments.get("dtype")
+    if dtype is None:
+        value = variable_arguments.get("initial_value")
+        dtype = getattr(value, "dtype", tf.float32)
+    return tf.as_dtype(dtype).is_floating
 
 
 def _refuse_per_replica_pipelines(options) -> None:
