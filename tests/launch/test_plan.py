@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 
 from tfdist_ext.cluster import Task, from_tf_config
+from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.launch.plan import JobShape, plan_environments, tasks_with_address
-from tfdist_ext.launch.ports import ReservedPorts
 
 shapes = st.builds(
     JobShape,

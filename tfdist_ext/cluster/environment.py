@@ -1,6 +1,6 @@
 """What does the environment say?
 
-The only file of the package that reads environment variables. Arguments beat every one of them.
+The only file of the package that touches environment variables. Arguments beat every one of them.
 """
 
 from __future__ import annotations
@@ -57,3 +57,16 @@ def inherited() -> dict[str, str]:
         A new dictionary.
     """
     return dict(os.environ)
+
+
+def set_variable(name: str, value: str | None) -> None:
+    """Sets a variable of this process: what a launcher would have given it.
+
+    Args:
+        name: Name of the variable.
+        value: Its text; None unsets it.
+    """
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from tfdist_ext.cluster import environment as environment_lib
+from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.launch.decisions import Rules
 from tfdist_ext.launch.plan import HOST, JobShape, plan_environments, tasks_with_address
-from tfdist_ext.launch.ports import ReservedPorts
 from tfdist_ext.launch.supervisor import Supervisor
 
 _EPILOG = """\
