@@ -1,6 +1,6 @@
 """How long does an all-reduce take between processes of this machine?
 
-    python -m benchmarks.collectives --json results.json
+python -m benchmarks.collectives --json results.json
 """
 
 from __future__ import annotations
@@ -105,7 +105,10 @@ def main() -> None:
     for num_workers in arguments.workers:
         results += measure(num_workers, sizes_bytes, arguments.repetitions, options)
     for row in results:
-        print(f"{row['workers']} workers  {row['megabytes']:12.6f} MiB  {1000 * row['seconds']:9.3f} ms  (fastest {1000 * row['fastest_seconds']:.3f})")
+        print(
+            f"{row['workers']} workers  {row['megabytes']:12.6f} MiB  {1000 * row['seconds']:9.3f} ms  "
+            f"(fastest {1000 * row['fastest_seconds']:.3f})"
+        )
     if arguments.json:
         machine = {"system": platform.platform(), "cores": os.cpu_count(), "numpy": np.__version__}
         with open(arguments.json, "w", encoding="utf-8") as file:

@@ -35,7 +35,7 @@ def each(groups, function):
 
 @contextlib.contextmanager
 def connected(count, *, per_rank=None, **options):
-    """Connects `count` groups; closes them all at once, since each waits for the others to take its goodbye."""
+    """Connects groups; closes all at once, since each waits for the others to take its goodbye."""
     addresses = free_addresses(count)
     options.setdefault("start_timeout_seconds", DEADLINE_SECONDS)
 

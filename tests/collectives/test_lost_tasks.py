@@ -19,7 +19,9 @@ from tfdist_ext.collectives import ProcessGroup
 
 rank, addresses, mode = int(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
 task_names = [f"worker:{index}" for index in range(len(addresses))]
-group = ProcessGroup.connect(addresses, rank, task_names=task_names, peer_timeout_seconds=1.0, start_timeout_seconds=30)
+group = ProcessGroup.connect(
+    addresses, rank, task_names=task_names, peer_timeout_seconds=1.0, start_timeout_seconds=30
+)
 group.barrier("ready")
 print("ready", flush=True)
 try:
@@ -90,7 +92,8 @@ def test_killed_task_is_named_by_every_survivor_within_two_seconds(mode):
             assert word == "lost" and float(when) - killed < 2.0
             collective = "gradients" if mode == "train" else "never"
             assert facts.startswith(f"worker:1 {collective} ")
-            # Between two operations the loss shows in the next: "worker:0 cannot run ...: worker:1 was lost before".
+            # Between two operations the loss shows in the next: "worker:0 cannot run ...: worker:1 was lost
+            # before".
             assert names(4)[rank] in facts and ("waiting" in facts or "lost before" in facts)
 
 

@@ -34,7 +34,9 @@ def test_every_task_sees_all_hellos(groups):
 def test_all_reduce(groups, dtype, shape):
     size = len(groups)
     # Rank r contributes r + 1 everywhere; small integers are exact in every dtype.
-    results = each(groups, lambda group: group.all_reduce(np.full(shape, group.rank + 1, dtype=dtype), name="sum"))
+    results = each(
+        groups, lambda group: group.all_reduce(np.full(shape, group.rank + 1, dtype=dtype), name="sum")
+    )
     for result in results:
         assert result.dtype == np.dtype(dtype) and result.shape == shape
         np.testing.assert_array_equal(result.astype(np.float64), np.full(shape, size * (size + 1) // 2))
@@ -51,7 +53,9 @@ def test_mean_of_a_large_array(groups):
 
 def test_submitted_buffer_is_reduced_in_place_and_arguments_of_all_reduce_are_not(groups):
     buffers = [np.full(1000, 1.0, np.float32) for _ in groups]
-    results = each(groups, lambda group: group.submit_all_reduce(buffers[group.rank], name="in place").result())
+    results = each(
+        groups, lambda group: group.submit_all_reduce(buffers[group.rank], name="in place").result()
+    )
     assert all(result is buffer for result, buffer in zip(results, buffers, strict=True))
     assert buffers[0][0] == len(groups)
     kept = [np.ones(1000, np.float32) for _ in groups]
@@ -67,12 +71,16 @@ def test_gathers(groups):
             assert got.dtype == sent.dtype
             np.testing.assert_array_equal(got, sent)
     texts = [b"x" * (100_000 * rank) for rank in range(size)]
-    assert each(groups, lambda group: group.all_gather_bytes(texts[group.rank], name="bytes")) == [texts] * size
+    assert (
+        each(groups, lambda group: group.all_gather_bytes(texts[group.rank], name="bytes")) == [texts] * size
+    )
 
 
 def test_broadcast_and_barrier(groups):
     root = len(groups) - 1
-    values = each(groups, lambda group: group.broadcast(np.full((2, 3), group.rank), root=root, name="initial"))
+    values = each(
+        groups, lambda group: group.broadcast(np.full((2, 3), group.rank), root=root, name="initial")
+    )
     for value in values:
         np.testing.assert_array_equal(value, np.full((2, 3), root))
     assert each(groups, lambda group: group.barrier("end")) == [None] * len(groups)
@@ -138,7 +146,9 @@ def test_tasks_that_disagree_about_the_root_both_learn_it():
 
 def test_mismatch_names_both_shapes():
     with connected(2) as groups:
-        found = each(groups, lambda group: group.all_reduce(np.ones((2, 3 + group.rank)), name=f"g{group.rank}"))
+        found = each(
+            groups, lambda group: group.all_reduce(np.ones((2, 3 + group.rank)), name=f"g{group.rank}")
+        )
     for error in found:
         for part in ("worker:0", "worker:1", "'g0'", "'g1'", "float64[2, 3]", "float64[2, 4]"):
             assert part in str(error)
@@ -167,7 +177,10 @@ def test_result_with_a_timeout_may_be_called_again():
 
 def test_abandon_ends_a_stream_here_and_there():
     with connected(2) as groups:
-        pending = [groups[0].submit_barrier("has_next", stream="data"), groups[0].submit_barrier("x", stream="step")]
+        pending = [
+            groups[0].submit_barrier("has_next", stream="data"),
+            groups[0].submit_barrier("x", stream="step"),
+        ]
         groups[1].abandon("data")
         with pytest.raises(StreamAbandoned, match="worker:1 has abandoned"):
             pending[0].result(DEADLINE_SECONDS)
@@ -207,7 +220,8 @@ def test_nothing_sent_before_the_goodbye_is_lost():
     with connected(2) as groups:
         payload = np.arange(1 << 20, dtype=np.float64)
         early = groups[1].submit_all_gather(payload[:1], name="last")
-        # Task 0 is done as soon as the one row of task 1 is there, and closes with 8 MB of its own on the way.
+        # Task 0 is done as soon as the one row of task 1 is there, and closes with 8 MB of its own on the
+        # way.
         groups[0].submit_all_gather(payload, name="last").result(DEADLINE_SECONDS)
         groups[0].close()
         np.testing.assert_array_equal(early.result(DEADLINE_SECONDS)[0], payload)
@@ -264,6 +278,8 @@ def test_submit_never_blocks():
         futures = [groups[0].submit_all_reduce(np.ones(1 << 16), name="ahead") for _ in range(20)]
         assert time.monotonic() - begin < 1.0 and not futures[0].done()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            late = pool.submit(lambda: [groups[1].all_reduce(np.ones(1 << 16), name="ahead")[0] for _ in range(20)])
+            late = pool.submit(
+                lambda: [groups[1].all_reduce(np.ones(1 << 16), name="ahead")[0] for _ in range(20)]
+            )
             assert late.result(DEADLINE_SECONDS) == [2.0] * 20
         assert [future.result(DEADLINE_SECONDS)[0] for future in futures] == [2.0] * 20

@@ -21,7 +21,9 @@ def run(machines, choose):
 
     def post(source, messages):
         for message in messages:
-            data = message.payload if isinstance(message.payload, memoryview) else message.payload.view(np.uint8)
+            data = (
+                message.payload if isinstance(message.payload, memoryview) else message.payload.view(np.uint8)
+            )
             links[source, message.peer].append(message._replace(peer=source, payload=memoryview(bytes(data))))
 
     for rank, machine in enumerate(machines):
@@ -58,11 +60,17 @@ def test_all_reduce_of_small_integers_is_exact(dtype, rows, chunk_bytes, data):
 
 
 @hypothesis.given(
-    size=st.integers(2, 6), length=st.integers(1, 50), seed=st.integers(0, 2**32 - 1), data=st.data(),
-    dtype=st.sampled_from(["float16", "bfloat16", "float32", "float64"]), reduction=st.sampled_from(["sum", "mean"]),
+    size=st.integers(2, 6),
+    length=st.integers(1, 50),
+    seed=st.integers(0, 2**32 - 1),
+    data=st.data(),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
+    reduction=st.sampled_from(["sum", "mean"]),
 )
 @hypothesis.settings(deadline=None, max_examples=60)
-def test_all_ranks_hold_the_same_bits_whatever_the_order_of_delivery(size, length, seed, data, dtype, reduction):
+def test_all_ranks_hold_the_same_bits_whatever_the_order_of_delivery(
+    size, length, seed, data, dtype, reduction
+):
     inputs = np.random.default_rng(seed).normal(size=(size, length)).astype(np.dtype(dtype))
     results = []
     for make in (
@@ -76,8 +84,8 @@ def test_all_ranks_hold_the_same_bits_whatever_the_order_of_delivery(size, lengt
         bits = {machine.result().tobytes() for machine in first + second}
         assert len(bits) == 1
         results.append(first[0].result())
-    # Each of size - 1 additions (and the division) errs by half a unit in the last place of a partial sum, none of
-    # which exceeds the sum of magnitudes; half-precision values are rounded once more at the end.
+    # Each of size - 1 additions (and the division) errs by half a unit in the last place of a partial sum,
+    # none of which exceeds the sum of magnitudes; half-precision values are rounded once more at the end.
     exact = inputs.astype(np.float64).sum(axis=0)
     magnitude = np.abs(inputs.astype(np.float64)).sum(axis=0)
     if reduction == "mean":
@@ -89,15 +97,17 @@ def test_all_ranks_hold_the_same_bits_whatever_the_order_of_delivery(size, lengt
 
 def test_direct_sum_adds_in_rank_order():
     # (1e8 + 1) + -1e8 is 0 in float32, where 1e8 + 1 == 1e8; any order that cancels first gives 1.
-    machines = [DirectAllReduce(rank, 3, np.array([value], np.float32)) for rank, value in enumerate([1e8, 1, -1e8])]
+    machines = [
+        DirectAllReduce(rank, 3, np.array([value], np.float32)) for rank, value in enumerate([1e8, 1, -1e8])
+    ]
     run(machines, lambda n: n - 1)
     assert [machine.result()[0] for machine in machines] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("make", [DirectAllReduce, lambda *a: RingAllReduce(*a, chunk_bytes=2)])
 def test_half_precision_is_rounded_once(make):
-    # float16 has 11 significant bits: 2048 + 1 == 2048. Adding 1 three times to 2048 in float16 gives 2048; the exact
-    # sum 2051 lies halfway between 2050 and 2052 and rounds to the even 2052.
+    # float16 has 11 significant bits: 2048 + 1 == 2048. Adding 1 three times to 2048 in float16 gives 2048;
+    # the exact sum 2051 lies halfway between 2050 and 2052 and rounds to the even 2052.
     machines = [make(rank, 4, np.full(4, value, np.float16)) for rank, value in enumerate([2048, 1, 1, 1])]
     run(machines, lambda n: 0)
     for machine in machines:
@@ -139,7 +149,7 @@ def test_broadcast_and_barrier(size, data):
         Message(2, np.zeros(4, np.uint8)),  # not the previous rank
         Message(0, np.zeros(3, np.uint8)),  # too short
         Message(0, np.zeros(4, np.uint8), hop=9),
-        Message(0, np.zeros(4, np.uint8), index=1),
+        Message(0, np.zeros(4, np.uint8), piece=1),
     ],
 )
 def test_ring_refuses_messages_out_of_place(message):
@@ -158,7 +168,7 @@ def test_ring_refuses_a_message_that_comes_twice():
 
 @pytest.mark.parametrize("kind", [DirectAllReduce, RingAllReduce])
 def test_volume(kind):
-    """The ring sends 2 (n - 1) / n of the buffer from each rank, the direct exchange n - 1 times the buffer."""
+    """Each rank of a ring sends 2 (n - 1) / n of the buffer, in a direct exchange n - 1 times the buffer."""
     size, buffer = 4, np.zeros(100, np.float32)
     machines = [kind(rank, size, buffer.copy()) for rank in range(size)]
     sent = [0] * size

@@ -29,7 +29,9 @@ def test_address(text, host, port, loopback, endpoint):
     assert address.connect_endpoint == endpoint and str(address) == text
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:0", "host:65536", "host:x", "::1:80", "host:-1"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":80", "host:0", "host:65536", "host:x", "::1:80", "host:-1"]
+)
 def test_malformed_address(text):
     with pytest.raises(errors.ClusterSpecError, match="host:port"):
         Address.parse(text)
@@ -59,12 +61,22 @@ def test_key_depends_on_the_secret_alone():
     assert security.Curve("a").public_key == security.Curve("a").public_key != security.Curve("b").public_key
 
 
-@hypothesis.given(st.sampled_from(list(Kind)), st.integers(0, 4), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.binary(max_size=50))
+@hypothesis.given(
+    st.sampled_from(list(Kind)),
+    st.integers(0, 4),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+    st.binary(max_size=50),
+)
 def test_head_round_trip(kind, source, incarnation, sequence, body):
     head = framing.pack_head(kind, source, incarnation, sequence, body)
     header, rest = framing.unpack_head(head, num_tasks=5)
     assert (header.kind, header.source, header.incarnation, header.sequence, rest) == (
-        kind, source, incarnation, sequence, body,
+        kind,
+        source,
+        incarnation,
+        sequence,
+        body,
     )
     with pytest.raises(ProtocolViolation):
         framing.unpack_head(head[:20], num_tasks=5)
@@ -136,7 +148,15 @@ def test_a_restarted_peer_is_waited_for_again():
     pair[1] = make_pair()[1]
     pump(pair, [100, 201], 0, pair[0].link_up(1))
     assert pair[0].missing == [1]  # The old process was acknowledged; nothing is known of the new one.
-    pair[1] = Handshake(Identity(group_name="g", rank=1, task_names=("worker:0", "worker:1"), incarnation=201, settings={"chunk": 1}))
+    pair[1] = Handshake(
+        Identity(
+            group_name="g",
+            rank=1,
+            task_names=("worker:0", "worker:1"),
+            incarnation=201,
+            settings={"chunk": 1},
+        )
+    )
     pair[0].link_down(1)
     pump(pair, [100, 201], 1, pair[1].link_up(0))
     pump(pair, [100, 201], 0, pair[0].link_up(1))

@@ -31,7 +31,9 @@ def test_missing_task_is_announced_and_then_an_error(caplog):
 def test_address_in_use_is_named_with_a_fix():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(errors.ClusterSpecError, match=f"worker:0 cannot listen on {address}.*already in use.*ss -ltnp"):
+        with pytest.raises(
+            errors.ClusterSpecError, match=f"worker:0 cannot listen on {address}.*already in use.*ss -ltnp"
+        ):
             connect([address, "127.0.0.1:1"], 0)
 
 
@@ -49,7 +51,9 @@ def test_an_address_that_is_not_local_listens_on_all_interfaces():
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_secret_turns_on_curve_on_loopback_too(size):
-    with connected(size, secret="correct horse", direct_threshold_bytes=0, ring_chunk_bytes=1 << 17) as groups:
+    with connected(
+        size, secret="correct horse", direct_threshold_bytes=0, ring_chunk_bytes=1 << 17
+    ) as groups:
         for result in each(groups, lambda group: group.all_reduce(np.full(300_000, 1.0), name="sum")):
             np.testing.assert_array_equal(result, np.full(300_000, float(size)))
 
@@ -75,12 +79,16 @@ def test_wrong_secret_fails_at_its_own_deadline_and_disturbs_nobody():
     timer.start()
     found = each(range(3), work)
     assert found[:2] == [[2.0] * 3] * 2
-    assert isinstance(found[2], errors.StartupTimeoutError) and "wrong cluster secret looks the same" in str(found[2])
+    assert isinstance(found[2], errors.StartupTimeoutError) and "wrong cluster secret looks the same" in str(
+        found[2]
+    )
 
 
 def test_task_without_the_secret_is_kept_out():
     addresses = free_addresses(2)
-    found = each(range(2), lambda rank: connect(addresses, rank, secret=[None, "s"][rank], start_timeout_seconds=0.8))
+    found = each(
+        range(2), lambda rank: connect(addresses, rank, secret=[None, "s"][rank], start_timeout_seconds=0.8)
+    )
     assert all(isinstance(error, errors.StartupTimeoutError) for error in found)
 
 
@@ -102,7 +110,13 @@ def test_garbage_is_ignored():
     with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         stranger.linger = 1000
         stranger.connect(f"tcp://{addresses[0]}")
-        for head in (b"", b"x", os.urandom(40), framing.pack_head(framing.Kind.DATA, 1, 7, 0, b"body"), b"y" * 100_000):
+        for head in (
+            b"",
+            b"x",
+            os.urandom(40),
+            framing.pack_head(framing.Kind.DATA, 1, 7, 0, b"body"),
+            b"y" * 100_000,
+        ):
             stranger.send_multipart([head, b"payload"])
             stranger.send(head)
             stranger.send_multipart([head] * 3)

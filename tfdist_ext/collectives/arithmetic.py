@@ -12,7 +12,9 @@ import ml_dtypes
 import numpy as np
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_REDUCIBLE = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64")) + (BFLOAT16,)
+_REDUCIBLE = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64")) + (
+    BFLOAT16,
+)
 _INTEGERS = (np.dtype("int32"), np.dtype("int64"))
 REDUCTIONS = ("sum", "mean")
 
@@ -30,7 +32,9 @@ def check_reduction(dtype: np.dtype, reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"Argument `reduction` must be one of {REDUCTIONS}; received {reduction!r}.")
     if reduction == "mean" and dtype in _INTEGERS:
-        raise ValueError("The mean of integers is no integer. Reduce with 'sum', or convert to a float dtype.")
+        raise ValueError(
+            "The mean of integers is no integer. Reduce with 'sum', or convert to a float dtype."
+        )
 
 
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:

@@ -35,14 +35,20 @@ class DirectAllReduce:
         if not self.missing:
             self._finish()
             return []
-        # A copy, because the sum may be complete here, and written into the buffer, before the last peer has taken it.
+        # A copy, because the sum may be complete here, and written into the buffer, before the last peer has
+        # taken it.
         snapshot = self._buffer.copy()
         return [Message(peer, snapshot) for peer in sorted(self.missing)]
 
     def receive(self, message: Message) -> list[Message]:
         """Keeps the contribution of one peer; adds when all are there."""
         payload = memoryview(message.payload)
-        if message.peer not in self.missing or message.hop or message.index or payload.nbytes != self._buffer.nbytes:
+        if (
+            message.peer not in self.missing
+            or message.hop
+            or message.piece
+            or payload.nbytes != self._buffer.nbytes
+        ):
             raise ProtocolViolation(f"an unexpected contribution of {payload.nbytes} bytes")
         self._contributions[message.peer] = np.frombuffer(payload, self._buffer.dtype, self._buffer.size)
         self.missing.discard(message.peer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tfdist_ext.collectives.message import Message
@@ -30,23 +32,28 @@ class AllGather:
         return not self.missing
 
     def start(self) -> list[Message]:
-        """Sends the array, and its number of rows as the index, to everybody."""
-        return [Message(peer, _flat(self._array), index=self._array.shape[0]) for peer in sorted(self.missing)]
+        """Sends the array, and its number of rows as the piece, to everybody."""
+        return [
+            Message(peer, _flat(self._array), piece=self._array.shape[0]) for peer in sorted(self.missing)
+        ]
 
     def receive(self, message: Message) -> list[Message]:
         """Keeps the array of one peer."""
         payload = memoryview(message.payload)
         row_shape = self._array.shape[1:]
         row_bytes = self._array.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-        if message.peer not in self.missing or message.hop or payload.nbytes != message.index * row_bytes:
-            raise ProtocolViolation(f"an unexpected array of {payload.nbytes} bytes with {message.index} rows")
-        # A copy: memory that came off the wire is not aligned for every dtype, and would stay as large as its frame.
+        if message.peer not in self.missing or message.hop or payload.nbytes != message.piece * row_bytes:
+            raise ProtocolViolation(
+                f"an unexpected array of {payload.nbytes} bytes with {message.piece} rows"
+            )
+        # A copy: memory that came off the wire is not aligned for every dtype, and would stay as large as its
+        # frame.
         values = np.frombuffer(payload, np.uint8).copy().view(self._array.dtype)
-        self._gathered[message.peer] = values.reshape((message.index, *row_shape))
+        self._gathered[message.peer] = values.reshape((message.piece, *row_shape))
         self.missing.discard(message.peer)
         return []
 
-    def result(self) -> list[np.ndarray]:
+    def result(self) -> Any:
         """The arrays by rank; this rank's own is a copy."""
         own = {rank: array.copy() for rank, array in self._gathered.items() if array is self._array}
         return [own.get(rank, self._gathered[rank]) for rank in sorted(self._gathered)]
@@ -55,7 +62,8 @@ class AllGather:
 class Broadcast:
     """Every rank gets the array of the root. See `message.Collective`.
 
-    The root waits until every rank has joined, so that a rank which expects something else is noticed by both.
+    The root waits until every rank has joined, so that a rank which expects something else is noticed by
+    both.
 
     Args:
         rank: This rank.
@@ -85,7 +93,12 @@ class Broadcast:
         """Takes the value on the others, and notes who joined on the root."""
         payload = memoryview(message.payload)
         expected_bytes = 0 if self._is_root else self._array.nbytes
-        if message.peer not in self.missing or message.hop or message.index or payload.nbytes != expected_bytes:
+        if (
+            message.peer not in self.missing
+            or message.hop
+            or message.piece
+            or payload.nbytes != expected_bytes
+        ):
             raise ProtocolViolation(f"an unexpected broadcast of {payload.nbytes} bytes")
         if not self._is_root:
             _flat(self._array)[:] = np.frombuffer(payload, np.uint8)
@@ -119,7 +132,12 @@ class Barrier:
 
     def receive(self, message: Message) -> list[Message]:
         """Notes who has come."""
-        if message.peer not in self.missing or message.hop or message.index or memoryview(message.payload).nbytes:
+        if (
+            message.peer not in self.missing
+            or message.hop
+            or message.piece
+            or memoryview(message.payload).nbytes
+        ):
             raise ProtocolViolation("an unexpected barrier message")
         self.missing.discard(message.peer)
         return []

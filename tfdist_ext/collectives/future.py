@@ -25,7 +25,8 @@ class Future:
 
     def __init__(self, describe_timeout: Callable[[float], Exception]):
         self._describe_timeout = describe_timeout
-        # A bare lock, held until the end: half the cost of an Event, and this is waited on in every training step.
+        # A bare lock, held until the end: half the cost of an Event, and this is waited on in every training
+        # step.
         self._unfinished = threading.Lock()
         self._unfinished.acquire()
         self._value: Any = None
@@ -41,8 +42,8 @@ class Future:
         """Waits for the result.
 
         Args:
-            timeout_seconds: How long to wait; by default until the deadline of the operation. An operation whose
-                caller stops waiting goes on, and `result` may be called again.
+            timeout_seconds: How long to wait; by default until the deadline of the operation. An operation
+                whose caller stops waiting goes on, and `result` may be called again.
 
         Raises:
             PeerLostError: If a task that the operation needs died or left.

@@ -59,10 +59,13 @@ class Operation:
         missing = set(self.machine.missing)
         absent = [self.task_names[rank] for rank in sorted(missing - self.joined)]
         if absent:
-            text = f"{', '.join(absent)} did not join {self._where} within {waited_seconds:.1f} s of {self._me}."
+            text = (
+                f"{', '.join(absent)} did not join {self._where} within {waited_seconds:.1f} s of {self._me}."
+            )
         else:
             text = (
-                f"{self._where} did not finish on {self._me} within {waited_seconds:.1f} s, although every task has "
+                f"{self._where} did not finish on {self._me} within {waited_seconds:.1f} s, although every "
+                f"task has "
                 "joined it: the links are too slow for its size, or a task is too busy to answer."
             )
         return errors.CollectiveTimeoutError(text, **self._facts(absent[0] if absent else "", waited_seconds))
@@ -73,15 +76,18 @@ class Operation:
         if earlier:
             text = f"{self._me} cannot run {self._where}: {peer} was lost before ({reason})."
         else:
-            text = f"{self._me} lost {peer} ({reason}) after waiting {self.waited_seconds:.1f} s in {self._where}."
+            waited = f"{self.waited_seconds:.1f} s"
+            text = f"{self._me} lost {peer} ({reason}) after waiting {waited} in {self._where}."
         return errors.PeerLostError(text, **self._facts(peer))
 
     def left_error(self, rank: int) -> errors.PeerLostError:
         """A task that this operation needs has said goodbye."""
         peer = self.task_names[rank]
         text = (
-            f"{peer} left the group normally (its program ended, or closed the group), but {self._me} still needs it in "
-            f"{self._where}, where it waited {self.waited_seconds:.1f} s. Do all tasks run the same number of steps?"
+            f"{peer} left the group normally (its program ended, or closed the group), but {self._me} still "
+            f"needs it in "
+            f"{self._where}, where it waited {self.waited_seconds:.1f} s. Do all tasks run the same number "
+            f"of steps?"
         )
         return errors.PeerLostError(text, **self._facts(peer))
 
@@ -93,12 +99,16 @@ class Operation:
     def mismatch_text(self, rank: int, signature: str, sequence: int) -> str:
         """Another task has entered something else."""
         return (
-            f"Operation {sequence} of stream {self.stream!r} is {self.signature} on {self._me}, but {signature} on "
-            f"{self.task_names[rank]}. All tasks must enter the same operations in the same order, with tensors of the "
+            f"Operation {sequence} of stream {self.stream!r} is {self.signature} on {self._me}, but "
+            f"{signature} on "
+            f"{self.task_names[rank]}. All tasks must enter the same operations in the same order, with "
+            f"tensors of the "
             "same dtype and shape."
         )
 
-    def error(self, error_class: type[errors.CollectiveError], text: str, task: str) -> errors.CollectiveError:
+    def error(
+        self, error_class: type[errors.CollectiveError], text: str, task: str
+    ) -> errors.CollectiveError:
         """An error of the stream, which all its operations share."""
         return error_class(f"{text} (Seen by {self._me} in {self._where}.)", **self._facts(task))
 

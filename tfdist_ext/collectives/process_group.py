@@ -30,11 +30,12 @@ class ProcessGroup:
 
     Runs on: every worker.
 
-    Operations of one `stream` are matched across tasks by counting them, so every task must enter the same ones in
-    the same order; operations of different streams may be in any order to each other. A `submit_*` method never
-    blocks; the method of the same name without it waits for the result.
+    Operations of one `stream` are matched across tasks by counting them, so every task must enter the same
+    ones in the same order; operations of different streams may be in any order to each other. A `submit_*`
+    method never blocks; the method of the same name without it waits for the result.
 
-    After a task has died, every pending and later operation raises `PeerLostError`; form a new group to go on.
+    After a task has died, every pending and later operation raises `PeerLostError`; form a new group to go
+    on.
 
     Attributes:
         rank: Position of this task in the group.
@@ -50,7 +51,9 @@ class ProcessGroup:
         >>> group.close()
     """
 
-    def __init__(self, mesh: Mesh | _Alone, table: StreamTable, identity: Identity, options: Mapping[str, Any]):
+    def __init__(
+        self, mesh: Mesh | _Alone, table: StreamTable, identity: Identity, options: Mapping[str, Any]
+    ):
         self.rank = identity.rank
         self.size = len(identity.task_names)
         self.task_names = identity.task_names
@@ -89,18 +92,18 @@ class ProcessGroup:
             rank: Position of this task.
             task_names: Names of all tasks by rank, for messages, such as "worker:1".
             hello: JSON fields about this task that all others get to see.
-            secret: Cluster secret, the same on all tasks. Needed as soon as an address is not on loopback; turns on
-                encryption and authentication of all links.
+            secret: Cluster secret, the same on all tasks. Needed as soon as an address is not on loopback;
+                turns on encryption and authentication of all links.
             insecure: Allows links beyond this machine without a secret.
             group_name: Tells apart several groups of the same tasks.
             start_timeout_seconds: How long to wait for the others.
             first_notice_seconds: After how long to log whom this task waits for; then every 10 s.
-            peer_timeout_seconds: Silence after which a task counts as lost. One whose connection closes counts as
-                lost at once; one that is merely busy answers, since answering needs no Python.
+            peer_timeout_seconds: Silence after which a task counts as lost. One whose connection closes
+                counts as lost at once; one that is merely busy answers, since answering needs no Python.
             collective_timeout_seconds: Deadline of every operation.
             ring_chunk_bytes: Size of one message of the ring.
-            direct_threshold_bytes: A reduction whose buffer times (size - 1) is at most this is exchanged directly;
-                a larger one goes around the ring.
+            direct_threshold_bytes: A reduction whose buffer times (size - 1) is at most this is exchanged
+                directly; a larger one goes around the ring.
 
         Raises:
             StartupTimeoutError: If a task did not answer in time.
@@ -128,7 +131,12 @@ class ProcessGroup:
             group.hellos = [dict(identity.hello)]
             return group
         mesh = Mesh(
-            addresses, identity, table, secret=secret, insecure=insecure, peer_timeout_seconds=peer_timeout_seconds
+            addresses,
+            identity,
+            table,
+            secret=secret,
+            insecure=insecure,
+            peer_timeout_seconds=peer_timeout_seconds,
         )
         table.attach(mesh)
         group = cls(mesh, table, identity, options)
@@ -141,7 +149,7 @@ class ProcessGroup:
 
     @property
     def last_failure(self) -> errors.CollectiveError | None:
-        """The latest typed error, also if the operation's own exception was lost on its way through a graph."""
+        """The latest typed error, in case the exception itself was lost on its way through a graph."""
         return self._table.last_failure
 
     def submit_all_reduce(
@@ -150,8 +158,8 @@ class ProcessGroup:
         """Sums a buffer over all tasks, in place.
 
         Args:
-            buffer: `[length]`, contiguous, writable; float16, bfloat16, float32, float64, int32 or int64. It belongs to
-                the group until the result is there.
+            buffer: `[length]`, contiguous, writable; float16, bfloat16, float32, float64, int32 or int64. It
+                belongs to the group until the result is there.
             name: Name of the operation, the same on all tasks.
             stream: Stream it belongs to.
             reduction: "sum", or "mean" (sum divided by the number of tasks).
@@ -161,16 +169,24 @@ class ProcessGroup:
         """
         if buffer.ndim != 1 or not buffer.flags.c_contiguous or not buffer.flags.writeable:
             raise ValueError(
-                f"Argument `buffer` must be a contiguous, writable array of one dimension; received shape {buffer.shape} "
-                f"with {buffer.flags.c_contiguous=} and {buffer.flags.writeable=}. Try `all_reduce`, which copies."
+                f"Argument `buffer` must be a contiguous, writable array of one dimension; received shape "
+                f"{buffer.shape} "
+                f"with {buffer.flags.c_contiguous=} and {buffer.flags.writeable=}. Try `all_reduce`, which "
+                f"copies."
             )
         return self._submit_all_reduce(buffer, buffer.shape, name, stream, reduction)
 
-    def all_reduce(self, array: Any, *, name: str, stream: str = "step", reduction: str = "sum") -> np.ndarray:
+    def all_reduce(
+        self, array: Any, *, name: str, stream: str = "step", reduction: str = "sum"
+    ) -> np.ndarray:
         """Sums an array of any shape over all tasks; the argument is left as it is."""
         array = np.asarray(array)
         buffer = np.array(array, order="C").reshape(-1)
-        return self._submit_all_reduce(buffer, array.shape, name, stream, reduction).result().reshape(array.shape)
+        return (
+            self._submit_all_reduce(buffer, array.shape, name, stream, reduction)
+            .result()
+            .reshape(array.shape)
+        )
 
     def submit_all_gather(self, array: Any, *, name: str, stream: str = "step") -> Future:
         """Collects the arrays of all tasks.
@@ -185,9 +201,13 @@ class ProcessGroup:
         """
         array = np.array(array, order="C")
         if array.ndim == 0 or array.dtype.hasobject:
-            raise ValueError(f"Argument `array` must have a first dimension and no objects; received {array!r}.")
+            raise ValueError(
+                f"Argument `array` must have a first dimension and no objects; received {array!r}."
+            )
         details = f"{array.dtype.name}[{','.join(['?', *map(str, array.shape[1:])])}]"
-        return self._submit("all_gather", name, stream, details, AllGather(self.rank, self.size, array), array.nbytes)
+        return self._submit(
+            "all_gather", name, stream, details, AllGather(self.rank, self.size, array), array.nbytes
+        )
 
     def all_gather(self, array: Any, *, name: str, stream: str = "step") -> list[np.ndarray]:
         """Collects the arrays of all tasks; see `submit_all_gather`."""
@@ -220,14 +240,16 @@ class ProcessGroup:
         if array.dtype.hasobject:
             raise ValueError(f"Argument `array` must hold numbers, not objects; received {array.dtype}.")
         machine = Broadcast(self.rank, self.size, array, root=root)
-        return self._submit("broadcast", name, stream, f"{_describe(array)} from {root}", machine, array.nbytes)
+        return self._submit(
+            "broadcast", name, stream, f"{_describe(array)} from {root}", machine, array.nbytes
+        )
 
     def broadcast(self, array: Any, *, root: int = 0, name: str, stream: str = "step") -> np.ndarray:
         """Gives the root's array to all tasks; see `submit_broadcast`."""
         return self.submit_broadcast(array, root=root, name=name, stream=stream).result()
 
     def submit_barrier(self, name: str, stream: str = "step", timeout_seconds: float | None = None) -> Future:
-        """Finishes once all tasks have entered it; fails after `timeout_seconds`, by default as any collective."""
+        """Finishes once all tasks have entered it, or fails at its deadline."""
         return self._submit("barrier", name, stream, "", Barrier(self.rank, self.size), 0, timeout_seconds)
 
     def barrier(self, name: str, stream: str = "step", timeout_seconds: float | None = None) -> None:
@@ -237,8 +259,8 @@ class ProcessGroup:
     def abandon(self, stream: str) -> None:
         """Takes no more part in a stream.
 
-        Its pending operations raise `StreamAbandoned` at once, here and on the tasks that need this one for them;
-        messages still to come for it are ignored. Its name cannot be used again in this group.
+        Its pending operations raise `StreamAbandoned` at once, here and on the tasks that need this one for
+        them; messages still to come for it are ignored. Its name cannot be used again in this group.
         """
         self._mesh.call(lambda: self._table.abandon(stream))
 
@@ -272,7 +294,9 @@ class ProcessGroup:
         timeout_seconds: float | None = None,
     ) -> Future:
         if message_bytes > MAX_PAYLOAD_BYTES:
-            raise ValueError(f"{kind} {name!r}: {message_bytes} bytes exceed the limit of {MAX_PAYLOAD_BYTES} bytes.")
+            raise ValueError(
+                f"{kind} {name!r}: {message_bytes} bytes exceed the limit of {MAX_PAYLOAD_BYTES} bytes."
+            )
         operation = Operation(
             kind=kind,
             name=name,
@@ -292,7 +316,7 @@ class ProcessGroup:
 class _AllGatherBytes(AllGather):
     """A gather whose arrays are byte strings outside."""
 
-    def result(self) -> list[bytes]:
+    def result(self) -> Any:
         return [array.tobytes() for array in super().result()]
 
 
@@ -324,10 +348,13 @@ def _describe(array: np.ndarray) -> str:
 def _check_members(addresses: Sequence[str], rank: int, task_names: Sequence[str]) -> None:
     if not addresses or len(addresses) != len(task_names):
         raise ValueError(
-            f"Arguments `addresses` and `task_names` must have one entry a task; received {len(addresses)} and "
+            f"Arguments `addresses` and `task_names` must have one entry a task; received {len(addresses)} "
+            f"and "
             f"{len(task_names)}."
         )
     if len(set(task_names)) != len(task_names) or len(set(addresses)) != len(addresses):
-        raise ValueError(f"Every task must have its own name and address; received {task_names} at {addresses}.")
+        raise ValueError(
+            f"Every task must have its own name and address; received {task_names} at {addresses}."
+        )
     if not 0 <= rank < len(addresses):
         raise ValueError(f"Argument `rank` must be from 0 to {len(addresses) - 1}; received {rank}.")

@@ -1,9 +1,9 @@
 """All-reduce of large buffers around a ring.
 
-The buffer is cut into one segment a rank, a segment into chunks. Chunk c of segment s starts at rank s, crosses
-size - 1 links while every rank adds its own values, and is then final at rank s - 1; size - 1 more hops carry the
-final values to everybody. Each rank sends 2 (size - 1) / size of the buffer, whatever the size. Chunks do not
-wait for each other, so adding one overlaps with the transfer of the next.
+The buffer is cut into one segment a rank, a segment into chunks. Chunk c of segment s starts at rank s,
+crosses size - 1 links while every rank adds its own values, and is then final at rank s - 1; size - 1 more
+hops carry the final values to everybody. Each rank sends 2 (size - 1) / size of the buffer, whatever the
+size. Chunks do not wait for each other, so adding one overlaps with the transfer of the next.
 
 References:
     P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
@@ -30,7 +30,9 @@ class RingAllReduce:
         chunk_bytes: Largest payload of one message.
     """
 
-    def __init__(self, rank: int, size: int, buffer: np.ndarray, *, reduction: str = "sum", chunk_bytes: int = 1 << 20):
+    def __init__(
+        self, rank: int, size: int, buffer: np.ndarray, *, reduction: str = "sum", chunk_bytes: int = 1 << 20
+    ):
         self._rank, self._size = rank, size
         self._buffer = buffer
         self._divisor = size if reduction == "mean" else None
@@ -49,27 +51,28 @@ class RingAllReduce:
 
     @property
     def missing(self) -> set[int]:
-        """All other ranks, until done: only the previous one sends anything here, but it must hear from all."""
+        """All other ranks until done: the previous one relays what all of them contribute."""
         return set() if self.done else set(range(self._size)) - {self._rank}
 
     def start(self) -> list[Message]:
         """Sends this rank's own segment, unreduced."""
         return [
-            Message(self._next, self._chunk(self._rank, index), hop=0, index=index)
-            for index in range(self._num_chunks(self._rank))
+            Message(self._next, self._chunk(self._rank, piece), hop=0, piece=piece)
+            for piece in range(self._num_chunks(self._rank))
         ]
 
     def receive(self, message: Message) -> list[Message]:
         """Adds or stores one chunk, and passes it on."""
-        hop, index = message.hop, message.index
-        # Both on the way to the sum and after it, a value that has crossed hop + 1 links started that far behind us.
+        hop, piece = message.hop, message.piece
+        # Both on the way to the sum and after it, a value that has crossed hop + 1 links started that far
+        # behind us.
         segment = (self._rank - hop - 1) % self._size
-        if message.peer != self._previous or hop > 2 * self._size - 3 or index >= self._num_chunks(segment):
-            raise ProtocolViolation(f"a ring message out of place (hop {hop}, chunk {index})")
-        if (hop, index) in self._received:
-            raise ProtocolViolation(f"a ring message that came twice (hop {hop}, chunk {index})")
-        self._received.add((hop, index))
-        own = self._chunk(segment, index)
+        if message.peer != self._previous or hop > 2 * self._size - 3 or piece >= self._num_chunks(segment):
+            raise ProtocolViolation(f"a ring message out of place (hop {hop}, chunk {piece})")
+        if (hop, piece) in self._received:
+            raise ProtocolViolation(f"a ring message that came twice (hop {hop}, chunk {piece})")
+        self._received.add((hop, piece))
+        own = self._chunk(segment, piece)
         # The first hop carries single values, exact in their own dtype; later ones carry partial sums.
         partial = 0 < hop < self._size - 1
         received = _values(message.payload, self._accumulator if partial else own.dtype, own.size)
@@ -85,8 +88,8 @@ class RingAllReduce:
     def _add(self, own: np.ndarray, received: np.ndarray, message: Message) -> list[Message]:
         is_final = message.hop == self._size - 2
         if self._accumulator == own.dtype:
-            # In place although `own` may be on its way to the next rank: only a value to which the next rank has added
-            # comes back to this chunk, so the bytes have left by then.
+            # In place although `own` may be on its way to the next rank: only a value to which the next rank
+            # has added comes back to this chunk, so the bytes have left by then.
             total = np.add(own, received, out=own)
         else:
             total = np.add(own, received, dtype=self._accumulator)
@@ -96,14 +99,14 @@ class RingAllReduce:
             if total is not own:
                 own[:] = total
                 total = own
-        return [Message(self._next, total, message.hop + 1, message.index, borrowed=is_final)]
+        return [Message(self._next, total, message.hop + 1, message.piece, borrowed=is_final)]
 
     def _store(self, own: np.ndarray, received: np.ndarray, message: Message) -> list[Message]:
         own[:] = received
         if message.hop == 2 * self._size - 3:
             return []
         # Passes on the memory it came in, not `own`: that belongs to the caller as soon as this rank is done.
-        return [Message(self._next, message.payload, message.hop + 1, message.index)]
+        return [Message(self._next, message.payload, message.hop + 1, message.piece)]
 
     def _expected_hops(self, segment: int) -> list[int]:
         distance = (self._rank - segment) % self._size
@@ -119,9 +122,9 @@ class RingAllReduce:
         begin, end = self._bounds(segment)
         return -(-(end - begin) // self._chunk_length)
 
-    def _chunk(self, segment: int, index: int) -> np.ndarray:
+    def _chunk(self, segment: int, piece: int) -> np.ndarray:
         begin, end = self._bounds(segment)
-        begin += index * self._chunk_length
+        begin += piece * self._chunk_length
         return self._buffer[begin : min(begin + self._chunk_length, end)]
 
 

@@ -7,45 +7,21 @@ the engine thread of the transport.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfdist_ext import errors
 from tfdist_ext.collectives.message import Kind, Message, pack_body, pack_names, unpack_body
 from tfdist_ext.collectives.operation import Operation
+from tfdist_ext.collectives.stream import Failure, Stream
 from tfdist_ext.transport import ProtocolViolation, framing
 
 _ASK_AFTER_SECONDS = 1.0
 _TICK_SECONDS = 0.1
-_EMPTY = memoryview(b"")
 _STREAM_ERRORS = {
     error.__name__: error
     for error in (errors.SignatureMismatchError, errors.CollectiveTimeoutError, errors.CollectiveError)
 }
-
-
-@dataclasses.dataclass
-class _Failure:
-    error_class: type[errors.CollectiveError]
-    text: str
-    task: str
-
-
-class _Stream:
-    """Books of one stream."""
-
-    def __init__(self):
-        self.next_sequence = 0
-        self.pending: dict[int, Operation] = {}
-        self.early: dict[int, list[tuple[Message, str]]] = {}  # Messages of operations not entered here yet.
-        self.askers: dict[int, set[int]] = {}
-        self.abandoned_from: dict[int, int] = {}  # By rank, the first operation it did not finish.
-        self.failure: _Failure | None = None
-
-    @property
-    def first_incomplete(self) -> int:
-        return min(self.pending, default=self.next_sequence)
 
 
 class StreamTable:
@@ -63,7 +39,7 @@ class StreamTable:
         self._early_limit_bytes = early_limit_bytes
         self._early_bytes = 0
         self._mesh: Any = None
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Stream] = {}
         self._abandoned: set[str] = set()
         self._left: dict[int, dict[str, int]] = {}
         self._lost: tuple[int, str] | None = None
@@ -83,7 +59,7 @@ class StreamTable:
             self._record(error)
             operation.future.set_error(error)
             return
-        stream = self._streams.setdefault(operation.stream, _Stream())
+        stream = self._streams.setdefault(operation.stream, Stream())
         sequence = stream.next_sequence
         stream.next_sequence += 1
         stream.pending[sequence] = operation
@@ -101,7 +77,7 @@ class StreamTable:
         """Takes no more part in the stream `name`."""
         if name in self._abandoned or self._closed is not None:
             return
-        stream = self._streams.pop(name, None) or _Stream()
+        stream = self._streams.pop(name, None) or Stream()
         body = pack_body(Kind.ABANDON, 0, stream.first_incomplete, 0, pack_names(name, ""))
         for rank in self._peers():
             self._mesh.send(rank, body)
@@ -120,21 +96,23 @@ class StreamTable:
         stream = self._streams.get(operation.stream)
         if stream is not None and stream.failure is not None:
             failure = stream.failure
-            return operation.error(failure.error_class, f"The stream failed before: {failure.text}", failure.task)
+            return operation.error(
+                failure.error_class, f"The stream failed before: {failure.text}", failure.task
+            )
         return None
 
     # What peers do.
 
     def receive(self, source: int, body: bytes, payload: memoryview) -> None:
         """Takes a message of a peer."""
-        kind, hop, sequence, index, name, signature = unpack_body(body)
+        kind, hop, sequence, piece, name, signature = unpack_body(body)
         if name in self._abandoned or self._lost is not None or self._closed is not None:
             return
-        stream = self._streams.setdefault(name, _Stream())
+        stream = self._streams.setdefault(name, Stream())
         if stream.failure is not None:
             return
         if kind is Kind.DATA:
-            message = Message(source, payload, hop, index)
+            message = Message(source, payload, hop, piece)
             if sequence >= stream.next_sequence:
                 self._keep_early(name, stream, sequence, message, signature)
             elif sequence in stream.pending:
@@ -154,7 +132,9 @@ class StreamTable:
         """Fails everything: a group that lost a task is not a group any more."""
         self._lost = self._lost or (rank, reason)
         peer = self._task_names[rank]
-        self.last_failure = errors.PeerLostError(f"{self._task_names[self._rank]} lost {peer} ({reason}).", task=peer)
+        self.last_failure = errors.PeerLostError(
+            f"{self._task_names[self._rank]} lost {peer} ({reason}).", task=peer
+        )
         self._fail_all(lambda operation: operation.lost_error(rank, reason))
 
     def peer_left(self, rank: int, farewell: Mapping[str, Any]) -> None:
@@ -178,7 +158,7 @@ class StreamTable:
                 waited = operation.waited_seconds
                 if waited >= operation.timeout_seconds and sequence in stream.pending:
                     error = operation.timeout_error(waited)
-                    self._fail_stream(stream, operation.stream, _Failure(type(error), str(error), error.task))
+                    self._fail_stream(stream, operation.stream, Failure(type(error), str(error), error.task))
                 elif not operation.asked and waited >= min(_ASK_AFTER_SECONDS, operation.timeout_seconds / 4):
                     operation.asked = True
                     for rank in operation.machine.missing:
@@ -197,15 +177,15 @@ class StreamTable:
         return (rank for rank in range(len(self._task_names)) if rank != self._rank)
 
     def _send(self, operation: Operation, sequence: int, messages: Iterable[Message]) -> None:
-        for peer, payload, hop, index, borrowed in messages:
-            body = pack_body(Kind.DATA, hop, sequence, index, operation.names)
+        for peer, payload, hop, piece, borrowed in messages:
+            body = pack_body(Kind.DATA, hop, sequence, piece, operation.names)
             # bfloat16 arrays have no buffer protocol; bytes always do.
             data = payload if isinstance(payload, memoryview) else payload.view("uint8")
             tracker = self._mesh.send(peer, body, data, track=borrowed)
             if tracker is not None and borrowed:
                 operation.trackers.append(tracker)
 
-    def _deliver(self, stream: _Stream, sequence: int, message: Message, signature: str) -> None:
+    def _deliver(self, stream: Stream, sequence: int, message: Message, signature: str) -> None:
         operation = stream.pending[sequence]
         if signature != operation.signature:
             self._fail_on_mismatch(stream, sequence, message.peer, signature)
@@ -214,30 +194,33 @@ class StreamTable:
             replies = operation.machine.receive(message)
         except ProtocolViolation as violation:
             peer = self._task_names[message.peer]
-            failure = _Failure(errors.CollectiveError, f"{peer} sent {violation} in {operation.signature}.", peer)
+            failure = Failure(
+                errors.CollectiveError, f"{peer} sent {violation} in {operation.signature}.", peer
+            )
             self._fail_stream(stream, operation.stream, failure)
             return
         operation.joined.add(message.peer)
         self._send(operation, sequence, replies)
 
-    def _finish_if_done(self, stream: _Stream, sequence: int) -> None:
+    def _finish_if_done(self, stream: Stream, sequence: int) -> None:
         operation = stream.pending.get(sequence)
         if operation is not None and operation.machine.done:
             del stream.pending[sequence]
             operation.future.set_result(operation.machine.result(), operation.trackers)
 
-    def _keep_early(self, name: str, stream: _Stream, sequence: int, message: Message, signature: str) -> None:
+    def _keep_early(self, name: str, stream: Stream, sequence: int, message: Message, signature: str) -> None:
         self._early_bytes += memoryview(message.payload).nbytes
         stream.early.setdefault(sequence, []).append((message, signature))
         if self._early_bytes > self._early_limit_bytes:
             peer, me = self._task_names[message.peer], self._task_names[self._rank]
             text = (
-                f"{peer} is so far ahead of {me} in stream {name!r} that {self._early_bytes} bytes wait here, more than "
+                f"{peer} is so far ahead of {me} in stream {name!r} that {self._early_bytes} bytes wait "
+                f"here, more than "
                 f"the limit of {self._early_limit_bytes} bytes."
             )
-            self._fail_stream(stream, name, _Failure(errors.CollectiveError, text, peer))
+            self._fail_stream(stream, name, Failure(errors.CollectiveError, text, peer))
 
-    def _answer(self, stream: _Stream, source: int, sequence: int, name: str, signature: str) -> None:
+    def _answer(self, stream: Stream, source: int, sequence: int, name: str, signature: str) -> None:
         if sequence >= stream.next_sequence:
             stream.askers.setdefault(sequence, set()).add(source)
             return
@@ -247,22 +230,22 @@ class StreamTable:
             return
         self._mesh.send(source, pack_body(Kind.JOINED, 0, sequence, 0, pack_names(name, signature)))
 
-    def _fail_on_mismatch(self, stream: _Stream, sequence: int, peer: int, signature: str) -> None:
+    def _fail_on_mismatch(self, stream: Stream, sequence: int, peer: int, signature: str) -> None:
         operation = stream.pending[sequence]
         text = operation.mismatch_text(peer, signature, sequence)
-        failure = _Failure(errors.SignatureMismatchError, text, self._task_names[peer])
+        failure = Failure(errors.SignatureMismatchError, text, self._task_names[peer])
         self._fail_stream(stream, operation.stream, failure)
 
-    def _hear_failure(self, stream: _Stream, source: int, payload: memoryview) -> None:
+    def _hear_failure(self, stream: Stream, source: int, payload: memoryview) -> None:
         fields = framing.unpack_json(payload)
         error_class = _STREAM_ERRORS.get(str(fields.get("error")), errors.CollectiveError)
         text = f"{self._task_names[source]} reports: {str(fields.get('text'))[:4000]}"
         # For the one that was blamed, the other side of the mismatch is the one that reports it.
         task = str(fields.get("task"))[:200]
         task = self._task_names[source] if task == self._task_names[self._rank] else task
-        self._fail_stream(stream, "", _Failure(error_class, text, task), tell=False)
+        self._fail_stream(stream, "", Failure(error_class, text, task), tell=False)
 
-    def _fail_stream(self, stream: _Stream, name: str, failure: _Failure, *, tell: bool = True) -> None:
+    def _fail_stream(self, stream: Stream, name: str, failure: Failure, *, tell: bool = True) -> None:
         if stream.failure is not None:
             return
         stream.failure = failure
@@ -278,8 +261,8 @@ class StreamTable:
             operation.future.set_error(error)
         self._forget_early(stream)
 
-    def _fail_without_departed(self, name: str, stream: _Stream) -> None:
-        """Fails the operations that need a task which left the group, or this stream, before finishing them."""
+    def _fail_without_departed(self, name: str, stream: Stream) -> None:
+        """Fails the operations that need a task which left the group or the stream."""
         for sequence, operation in list(stream.pending.items()):
             for rank in sorted(operation.machine.missing):
                 error: errors.CollectiveError
@@ -308,8 +291,5 @@ class StreamTable:
         if isinstance(error, errors.CollectiveError) and self._closed is None:
             self.last_failure = error
 
-    def _forget_early(self, stream: _Stream) -> None:
-        for messages in stream.early.values():
-            self._early_bytes -= sum(memoryview(message.payload).nbytes for message, _ in messages)
-        stream.early.clear()
-        stream.askers.clear()
+    def _forget_early(self, stream: Stream) -> None:
+        self._early_bytes -= stream.forget_early()

@@ -8,7 +8,8 @@ addresses (`addresses.py`) and the keys (`security.py`) are plain functions and 
 
 from tfdist_ext.transport.addresses import Address
 from tfdist_ext.transport.framing import MAX_PAYLOAD_BYTES, ProtocolViolation
+from tfdist_ext.transport.handler import Handler
 from tfdist_ext.transport.handshake import Identity
-from tfdist_ext.transport.mesh import Handler, Mesh
+from tfdist_ext.transport.mesh import Mesh
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Address", "Handler", "Identity", "Mesh", "ProtocolViolation"]

@@ -37,7 +37,8 @@ class Address:
         valid_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
         if not separator or not host or not valid_port or (":" in host and not ipv6):
             raise errors.ClusterSpecError(
-                f"An address must be `host:port` or `[ipv6]:port` with a port from 1 to 65535; received {text!r}."
+                f"An address must be `host:port` or `[ipv6]:port` with a port from 1 to 65535; received "
+                f"{text!r}."
             )
         return cls(host, int(port), ipv6)
 
@@ -46,7 +47,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can reach the address. Host names other than `localhost` are not resolved."""
+        """True if only this machine can reach it; names other than `localhost` are not resolved."""
         if self.host == "localhost":
             return True
         try:

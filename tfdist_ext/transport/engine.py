@@ -1,6 +1,7 @@
 """Which thread touches the sockets? One engine thread a group, and nobody else.
 
-ZeroMQ sockets are not thread safe. Other threads hand functions to the engine with `call`, which never blocks.
+ZeroMQ sockets are not thread safe. Other threads hand functions to the engine with `call`, which never
+blocks.
 """
 
 from __future__ import annotations
@@ -93,10 +94,12 @@ class Engine:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._waking = False  # Before looking at the calls: one appended from here on sends its own wake-up.
+            self._waking = (
+                False  # Before looking at the calls: one appended from here on sends its own wake-up.
+            )
             self._run_calls()
             delay = self._guard(self._tick)
-            for source, _ in self._poller.poll(1000 * (0.1 if delay is None else delay)):
+            for source, _ in self._poller.poll(round(1000 * (0.1 if delay is None else delay))):
                 callback = self._callbacks.get(source)
                 if callback is not None:  # None: an earlier callback of this round has closed it.
                     self._guard(callback)

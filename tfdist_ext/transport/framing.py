@@ -52,7 +52,7 @@ def pack_head(kind: Kind, source: int, incarnation: int, sequence: int, body: by
     return _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, source, incarnation, sequence) + body
 
 
-def unpack_head(head: bytes, num_tasks: int) -> tuple[Header, bytes]:
+def unpack_head(head: bytes | memoryview, num_tasks: int) -> tuple[Header, bytes]:
     """Splits a head frame into its header and the body of the layer above.
 
     A foreign protocol version is let through for `HELLO` alone, so that the handshake can name it.
@@ -71,7 +71,7 @@ def unpack_head(head: bytes, num_tasks: int) -> tuple[Header, bytes]:
         raise ProtocolViolation(f"message kind {kind}")
     if source >= num_tasks:
         raise ProtocolViolation(f"source rank {source} in a group of {num_tasks}")
-    return Header(version, Kind(kind), source, incarnation, sequence), head[_HEADER.size :]
+    return Header(version, Kind(kind), source, incarnation, sequence), bytes(head[_HEADER.size :])
 
 
 def pack_json(fields: dict[str, Any]) -> bytes:

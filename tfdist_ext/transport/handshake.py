@@ -99,8 +99,9 @@ class Handshake:
     def link_down(self, rank: int) -> None:
         """The link to `rank` broke before the group was complete.
 
-        Its `HELLO` is kept, since it came over another link, which may well be alive. If the process died, its
-        successor has another incarnation, and only an acknowledgement of the incarnation known here counts.
+        Its `HELLO` is kept, since it came over another link, which may well be alive. If the process died,
+        its successor has another incarnation, and only an acknowledgement of the incarnation known here
+        counts.
         """
         peer = self._peers[rank]
         peer.link_is_up, peer.acknowledged = False, False
@@ -122,7 +123,7 @@ class Handshake:
         return self._acknowledge(rank)
 
     def receive_acknowledgement(self, rank: int, fields: Mapping[str, Any]) -> None:
-        """Takes the acknowledgement of our `HELLO`; one meant for an earlier process at our address is ignored."""
+        """Takes an acknowledgement; one meant for an earlier process at our address is ignored."""
         if fields.get("incarnation") == self._identity.incarnation:
             self._peers[rank].acknowledged = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 
 import zmq
 import zmq.utils.monitor
@@ -12,7 +13,8 @@ from tfdist_ext.transport import framing
 from tfdist_ext.transport.addresses import Address
 from tfdist_ext.transport.security import Curve
 
-# Below this, copying is cheaper than telling Python, through pyzmq's collector thread, that a buffer is free again.
+# Below this, copying is cheaper than telling Python, through pyzmq's collector thread, that a buffer is free
+# again.
 ZERO_COPY_BYTES = 64 * 1024
 
 
@@ -29,18 +31,22 @@ _EVENTS = {zmq.EVENT_HANDSHAKE_SUCCEEDED: LinkEvent.UP, zmq.EVENT_DISCONNECTED: 
 class Link:
     """The outgoing half of the connection to one peer.
 
-    Liveness is left to ZeroMQ, whose own I/O thread sends and answers heartbeats in C++: a peer that holds the
-    Python lock for seconds (importing, tracing a model) still answers, a stopped process or a frozen host does not.
+    Liveness is left to ZeroMQ, whose own I/O thread sends and answers heartbeats in C++: a peer that holds
+    the Python lock for seconds (importing, tracing a model) still answers, a stopped process or a frozen host
+    does not.
 
     Attributes:
         num_sent: Messages sent since the last `restart_sequence`; the sequence number of the next.
     """
 
-    def __init__(self, context: zmq.Context, address: Address, curve: Curve | None, peer_timeout_seconds: float):
+    def __init__(
+        self, context: zmq.Context, address: Address, curve: Curve | None, peer_timeout_seconds: float
+    ):
         self.num_sent = 0
         self._socket = context.socket(zmq.PUSH)
         self._socket.linger = 0
-        # Unlimited: the layer above decides what is in flight, and a full queue here would block the only thread.
+        # Unlimited: the layer above decides what is in flight, and a full queue here would block the only
+        # thread.
         self._socket.sndhwm = 0
         self._socket.ipv6 = address.ipv6
         self._socket.reconnect_ivl = 50
@@ -48,8 +54,9 @@ class Link:
         timeout_ms = max(1, round(1000 * peer_timeout_seconds))
         self._socket.heartbeat_ivl = max(1, timeout_ms // 5)
         self._socket.heartbeat_timeout = timeout_ms
-        # A heartbeat queues behind data that the kernel cannot deliver, so it cannot see a peer that froze while it
-        # was being sent to. This sets TCP_USER_TIMEOUT, with which the kernel itself gives such a connection up.
+        # A heartbeat queues behind data that the kernel cannot deliver, so it cannot see a peer that froze
+        # while it was being sent to. This sets TCP_USER_TIMEOUT, with which the kernel itself gives such a
+        # connection up.
         self._socket.setsockopt(zmq.TCP_MAXRT, timeout_ms)
         if curve is not None:
             curve.protect_connector(self._socket)
@@ -65,7 +72,8 @@ class Link:
 
         Args:
             head: The head frame.
-            payload: A contiguous buffer. A large one is not copied, so it must not change before it has been sent.
+            payload: A contiguous buffer. A large one is not copied, so it must not change before it has been
+                sent.
             track: Whether to return a tracker, which is done as soon as `payload` may be changed again.
         """
         self.num_sent += 1
@@ -116,8 +124,22 @@ def open_listener(context: zmq.Context, address: Address, task_name: str, curve:
     listener.close()
     if failure is not None and failure.errno == zmq.EADDRINUSE:
         raise errors.ClusterSpecError(
-            f"{task_name} cannot listen on {address}: the address is already in use, perhaps by an earlier run. "
-            f"Stop that process (`ss -ltnp 'sport = :{address.port}'` shows it), or give {task_name} another port "
+            f"{task_name} cannot listen on {address}: the address is already in use, perhaps by an earlier "
+            f"run. "
+            f"Stop that process (`ss -ltnp 'sport = :{address.port}'` shows it), or give {task_name} another "
+            f"port "
             "in the cluster of every task."
         ) from failure
     raise errors.ClusterSpecError(f"{task_name} cannot listen on {address}: {failure}.") from failure
+
+
+def receive(listener: zmq.Socket, limit: int) -> Iterator[list[memoryview]]:
+    """Yields the frames of up to `limit` waiting messages; never blocks."""
+    for _ in range(limit):
+        try:
+            frames = [listener.recv(zmq.NOBLOCK, copy=False)]
+        except zmq.Again:
+            return
+        while frames[-1].more:
+            frames.append(listener.recv(copy=False))
+        yield [frame.buffer for frame in frames]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import zmq
 from absl import logging
@@ -17,33 +18,12 @@ from tfdist_ext.transport import framing, security
 from tfdist_ext.transport.addresses import Address
 from tfdist_ext.transport.engine import Engine
 from tfdist_ext.transport.framing import Kind, ProtocolViolation
+from tfdist_ext.transport.handler import Handler
 from tfdist_ext.transport.handshake import Handshake, Identity, Outgoing
-from tfdist_ext.transport.links import Link, LinkEvent, open_listener
+from tfdist_ext.transport.links import Link, LinkEvent, open_listener, receive
 
 _EMPTY = memoryview(b"")
 _MESSAGES_PER_ROUND = 64
-
-
-class Handler(Protocol):
-    """What a mesh calls, always in its engine thread."""
-
-    def receive(self, source: int, body: bytes, payload: memoryview) -> None:
-        """A message came. `payload` stays valid for as long as it is referenced."""
-
-    def peer_lost(self, rank: int, reason: str) -> None:
-        """A peer died, or stopped answering."""
-
-    def peer_left(self, rank: int, farewell: Mapping[str, Any]) -> None:
-        """A peer said goodbye; nothing more will come from it."""
-
-    def farewell(self) -> dict[str, Any]:
-        """The JSON fields of this task's own goodbye."""
-
-    def tick(self) -> float:
-        """Looks after deadlines; returns the seconds until it must be called again."""
-
-    def closed(self, error: Exception | None) -> None:
-        """Nothing more can be sent. `error` is None after a normal close, and may be followed by another call."""
 
 
 class _State(enum.Enum):
@@ -119,7 +99,7 @@ class Mesh:
             raise
         self._engine.watch(self._listener, self._receive_messages)
         for rank, link in self._links.items():
-            self._engine.watch(link.monitor, lambda rank=rank: self._watch_link(rank))
+            self._engine.watch(link.monitor, functools.partial(self._watch_link, rank))
 
     # Any thread.
 
@@ -135,21 +115,27 @@ class Mesh:
         """
         begin = time.monotonic()
         notice_seconds = first_notice_seconds
-        while not self._formed.wait(max(0.0, min(notice_seconds, timeout_seconds) - (time.monotonic() - begin))):
+        while not self._formed.wait(
+            max(0.0, min(notice_seconds, timeout_seconds) - (time.monotonic() - begin))
+        ):
             waited = time.monotonic() - begin
             missing = [f"{self._names[rank]} at {self._addresses[rank]}" for rank in self._handshake.missing]
             if waited >= timeout_seconds and self._handshake.mismatch is not None:
                 raise self._handshake.mismatch
             if waited >= timeout_seconds:
                 raise errors.StartupTimeoutError(
-                    f"{', '.join(missing)} did not answer {self._names[self._rank]} within {waited:.0f} s. Check that "
-                    "it runs, that it was given the same addresses, and that its port can be reached from here; "
+                    f"{', '.join(missing)} did not answer {self._names[self._rank]} within {waited:.0f} s. "
+                    f"Check that "
+                    "it runs, that it was given the same addresses, and that its port can be reached from "
+                    "here; "
                     "a wrong cluster secret looks the same.",
                     missing=tuple(missing),
                     waited_seconds=waited,
                 )
             if waited >= notice_seconds:
-                logging.warning("%s has waited %.0f s for %s.", self._names[self._rank], waited, ", ".join(missing))
+                logging.warning(
+                    "%s has waited %.0f s for %s.", self._names[self._rank], waited, ", ".join(missing)
+                )
                 notice_seconds = waited + 10.0
         if self._start_error is not None:
             raise self._start_error
@@ -166,7 +152,9 @@ class Mesh:
 
     # Engine thread only.
 
-    def send(self, rank: int, body: bytes, payload=_EMPTY, *, track: bool = False) -> zmq.MessageTracker | None:
+    def send(
+        self, rank: int, body: bytes, payload=_EMPTY, *, track: bool = False
+    ) -> zmq.MessageTracker | None:
         """Queues a message for a peer, or drops it if the peer is gone; see `Link.send`."""
         if self._states[rank] is not _State.ALIVE:
             return None
@@ -184,20 +172,15 @@ class Mesh:
             self._send(rank, kind, payload=memoryview(framing.pack_json(fields)))
 
     def _receive_messages(self, limit: int = _MESSAGES_PER_ROUND) -> None:
-        for _ in range(limit):
-            try:
-                head = self._listener.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            frames = [head]
-            while frames[-1].more:
-                frames.append(self._listener.recv(copy=False))
+        for frames in receive(self._listener, limit):
             try:
                 if len(frames) != 2:
                     raise ProtocolViolation(f"a message of {len(frames)} frames")
-                self._handle(frames[0].buffer, frames[1].buffer)
+                self._handle(*frames)
             except ProtocolViolation as violation:
-                logging.log_every_n_seconds(logging.WARNING, "%s ignored %s.", 10, self._names[self._rank], violation)
+                logging.log_every_n_seconds(
+                    logging.WARNING, "%s ignored %s.", 10, self._names[self._rank], violation
+                )
 
     def _handle(self, head: memoryview, payload: memoryview) -> None:
         header, body = framing.unpack_head(head, len(self._names))
@@ -222,7 +205,7 @@ class Mesh:
             return
         self._expected[source] += 1
         if kind is Kind.DATA:
-            self._handler.receive(source, bytes(body), payload)
+            self._handler.receive(source, body, payload)
         else:
             self._handle_control(source, kind, payload)
 
@@ -265,8 +248,8 @@ class Mesh:
             return
         self._states[rank] = _State.LOST
         self._close_link(rank)
-        # Every task should see it on its own link. The notice covers a failure between two tasks only, of which
-        # the others would otherwise learn from a collective that times out.
+        # Every task should see it on its own link. The notice covers a failure between two tasks only, of
+        # which the others would otherwise learn from a collective that times out.
         notice = memoryview(framing.pack_json({"rank": rank, "reason": reason}))
         for other, state in self._states.items():
             if state is _State.ALIVE:
@@ -316,7 +299,7 @@ class Mesh:
 
     def _close_sockets(self) -> None:
         for link in self._links.values():
-            # Acknowledged goodbyes mean that everything arrived. What lingers is the HELLO of a failed start, and
-            # our acknowledgement of a goodbye that crossed our own.
+            # Acknowledged goodbyes mean that everything arrived. What lingers is the HELLO of a failed start,
+            # and our acknowledgement of a goodbye that crossed our own.
             link.close(linger_seconds=0.5)
         self._context.destroy()

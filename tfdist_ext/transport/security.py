@@ -20,7 +20,8 @@ def require_secret_beyond_loopback(addresses: Sequence[Address], secret: str | N
     """Refuses links that leave this machine unless they are authenticated, or openness was asked for.
 
     Raises:
-        AuthenticationError: If an address is not a loopback address, and neither `secret` nor `insecure` is given.
+        AuthenticationError: If an address is not a loopback address, and neither `secret` nor `insecure` is
+            given.
         ValueError: If both are given, or `secret` is empty.
     """
     if secret is not None and not secret:
@@ -30,8 +31,10 @@ def require_secret_beyond_loopback(addresses: Sequence[Address], secret: str | N
     exposed = [str(address) for address in addresses if not address.is_loopback]
     if exposed and not secret and not insecure:
         raise errors.AuthenticationError(
-            f"The links to {exposed[0]} leave this machine, so anybody on the network could join or read the job. "
-            "Give every task the same cluster secret (argument `secret`), or, on a network that you trust, pass "
+            f"The links to {exposed[0]} leave this machine, so anybody on the network could join or read the "
+            f"job. "
+            "Give every task the same cluster secret (argument `secret`), or, on a network that you trust, "
+            "pass "
             "`insecure=True`."
         )
 
@@ -88,8 +91,16 @@ class Gatekeeper:
                 return
             version, request_id, domain, address = (request + [b""] * 4)[:4]
             mechanism, key = (request[5:7] + [b"", b""])[:2]
-            admitted = version == b"1.0" and domain == _ZAP_DOMAIN and mechanism == b"CURVE" and key == self._allowed_key
+            admitted = (
+                version == b"1.0"
+                and domain == _ZAP_DOMAIN
+                and mechanism == b"CURVE"
+                and key == self._allowed_key
+            )
             if not admitted:
-                logging.warning("Refused a link from %s: it does not hold the cluster secret.", address.decode("ascii", "replace"))
+                logging.warning(
+                    "Refused a link from %s: it does not hold the cluster secret.",
+                    address.decode("ascii", "replace"),
+                )
             status = [b"200", b"OK", b"tfdist_ext"] if admitted else [b"400", b"wrong key", b""]
             self.socket.send_multipart([b"1.0", request_id, *status, b""])
