@@ -1,0 +1,105 @@
+"""What does a worker process do? It imports TensorFlow once and then runs one function after another.
+
+Started as `python -m tfdist_ext.testing.worker SOCKET NUM_DEVICES`, where SOCKET is the number of an
+inherited file descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import gc
+import importlib
+import os
+import queue
+import random
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from tfdist_ext.cluster import environment
+from tfdist_ext.testing import messages
+from tfdist_ext.testing.outcomes import Failure
+
+_ORPHAN_SECONDS = 10.0
+
+
+def main() -> None:
+    """Serves until the other end of the socket is closed."""
+    # The stacks go where the output goes, also when the interpreter is stuck.
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    stream = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
+    jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(stream, jobs), daemon=True).start()
+    _start_tensorflow(num_devices=int(sys.argv[2]))
+    messages.write_message(stream, {"ready": True})
+    while (job := jobs.get()) is not None:
+        _answer(stream, job)
+        if job["reset"]:
+            reset()
+
+
+def reset() -> None:
+    """Forgets what a job may have left: Keras' session, names, precision, and every seed."""
+    import keras
+    import tensorflow as tf
+
+    keras.backend.clear_session()
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    tf.config.run_functions_eagerly(False)
+    tf.random.set_seed(None)
+    np.random.seed(None)
+    random.seed(None)
+    # A strategy holds sockets and threads until it is collected.
+    gc.collect()
+
+
+def _start_tensorflow(num_devices: int) -> None:
+    import keras  # noqa: F401
+    import tensorflow as tf
+
+    import tfdist_ext  # noqa: F401
+
+    devices = [tf.config.LogicalDeviceConfiguration()] * num_devices
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+
+
+def _receive(stream: messages.Reader, jobs: queue.SimpleQueue) -> None:
+    """Passes jobs on; when the other end is gone, ends the process even in the middle of a job."""
+    try:
+        while True:
+            jobs.put(messages.read_message(stream))
+    except (EOFError, OSError):
+        jobs.put(None)
+    threading.Event().wait(_ORPHAN_SECONDS)
+    os._exit(1)
+
+
+def _answer(stream: messages.Writer, job: dict[str, Any]) -> None:
+    try:
+        environment.set_variable(environment.TF_CONFIG, job["tf_config"])
+        answer = {"result": _load(job["function"])(**job["arguments"])}
+        messages.encode(answer["result"], name="the result")
+    except BaseException as error:
+        answer = {"failure": dataclasses.asdict(Failure.of(error))}
+    # Where the other end was closed, nobody waits for the answer.
+    with contextlib.suppress(BrokenPipeError):
+        messages.write_message(stream, answer)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+if __name__ == "__main__":
+    main()
