@@ -33,7 +33,7 @@ def test_address(text, host, port, loopback, endpoint):
     "text", ["", "host", "host:", ":80", "host:0", "host:65536", "host:x", "::1:80", "host:-1"]
 )
 def test_malformed_address(text):
-    with pytest.raises(errors.ClusterSpecError, match="host:port"):
+    with pytest.raises(errors.ClusterSpecError):
         Address.parse(text)
 
 

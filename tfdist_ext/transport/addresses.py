@@ -6,7 +6,7 @@ import dataclasses
 import ipaddress
 import socket
 
-from tfdist_ext import errors
+from tfdist_ext.cluster.addresses import is_loopback, split_address
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,17 +30,8 @@ class Address:
         Raises:
             ClusterSpecError: If `text` has another form.
         """
-        host, separator, port = text.rpartition(":")
-        ipv6 = host.startswith("[") and host.endswith("]")
-        if ipv6:
-            host = host[1:-1]
-        valid_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-        if not separator or not host or not valid_port or (":" in host and not ipv6):
-            raise errors.ClusterSpecError(
-                f"An address must be `host:port` or `[ipv6]:port` with a port from 1 to 65535; received "
-                f"{text!r}."
-            )
-        return cls(host, int(port), ipv6)
+        host, port = split_address(text)
+        return cls(host, port, ipv6=text.startswith("["))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if self.ipv6 else f"{self.host}:{self.port}"
@@ -48,18 +39,13 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """True if only this machine can reach it; names other than `localhost` are not resolved."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(str(self))
 
     @property
     def connect_endpoint(self) -> str:
         """The ZeroMQ endpoint that other tasks connect to."""
         # "localhost" may resolve to ::1 first while the task listens on 127.0.0.1.
-        host = "127.0.0.1" if self.host == "localhost" else self.host
+        host = "127.0.0.1" if self.host.lower() == "localhost" else self.host
         return f"tcp://[{host}]:{self.port}" if self.ipv6 else f"tcp://{host}:{self.port}"
 
     def bind_endpoints(self) -> list[str]:
