@@ -34,15 +34,13 @@ def leave_traces():
     import keras
     import tensorflow as tf
 
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    found = {
-        "floatx": keras.config.floatx(),
-        "policy": keras.config.dtype_policy().name,
-        "name": model.layers[-1].name,
-        "draws": [float(tf.random.uniform([])), float(np.random.random())],
-        "eager": tf.config.functions_run_eagerly(),
-    }
+    found = {"floatx": keras.config.floatx(), "eager": tf.config.functions_run_eagerly()}
     keras.config.set_floatx("float64")
+    layer = keras.layers.Dense(1)
+    found |= {
+        "layer": [layer.name, layer.compute_dtype],
+        "draws": [float(tf.random.uniform([])), float(np.random.random())],
+    }
     keras.config.set_dtype_policy("mixed_bfloat16")
     keras.utils.set_random_seed(1)
     tf.config.run_functions_eagerly(True)

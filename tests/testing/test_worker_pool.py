@@ -44,8 +44,8 @@ def test_results_by_rank_and_a_fresh_tf_config_for_each_job(pool):
 def test_a_job_finds_nothing_of_the_one_before(pool):
     first, second = (pool.run(programs.leave_traces)[0] for _ in range(2))
     for found in (first, second):
-        assert (found["floatx"], found["policy"]) == ("float32", "float32")
-        assert found["name"] == "dense" and not found["eager"]
+        assert found["floatx"] == "float32" and not found["eager"]
+        assert found["layer"] == ["dense", "float64"]
     # Not seeded: the seed that the first job set would make the draws of the second one those after 1.
     assert first["draws"] != second["draws"]
 

@@ -49,9 +49,9 @@ def reset() -> None:
     import keras
     import tensorflow as tf
 
-    keras.backend.clear_session()
     keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
+    # Forgets the dtype policy too; setting one here would make later jobs deaf to their floatx.
+    keras.backend.clear_session()
     tf.config.run_functions_eagerly(False)
     tf.random.set_seed(None)
     np.random.seed(None)
@@ -63,8 +63,6 @@ def reset() -> None:
 def _start_tensorflow(num_devices: int) -> None:
     import keras  # noqa: F401
     import tensorflow as tf
-
-    import tfdist_ext  # noqa: F401
 
     devices = [tf.config.LogicalDeviceConfiguration()] * num_devices
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
