@@ -33,12 +33,13 @@ class RingAllReduce(tf.distribute.CrossDeviceOps):
         # TensorFlow takes a shortcut for a single value when this is 1.
         return self.num_workers
 
-    def sum_over_replicas(self, per_replica, name: str = "sum") -> list:
+    def sum_over_replicas(self, per_replica, name: str = "sum", counts_step: bool = False) -> list:
         """Sums many values at once.
 
         Args:
             per_replica: For each value the list of its local replicas' tensors or `tf.IndexedSlices`.
             name: Name for messages.
+            counts_step: See `HostCollectives.sum`.
 
         Returns:
             The sums, each on the first replica's device; sparse ones with unique row indices.
@@ -47,7 +48,8 @@ class RingAllReduce(tf.distribute.CrossDeviceOps):
         sparse = {i for i, value in enumerate(sums) if isinstance(value, tf.IndexedSlices)}
         if self._host is not None:
             dense = [i for i in range(len(sums)) if i not in sparse]
-            for i, total in zip(dense, self._host.sum([sums[i] for i in dense], name) if dense else [], strict=True):
+            totals = self._host.sum([sums[i] for i in dense], name, counts_step) if dense else []
+            for i, total in zip(dense, totals, strict=True):
                 sums[i] = total
             for i in sorted(sparse):
                 sums[i] = self._gather_rows(sums[i], f"{name}/rows/{i}")

@@ -40,12 +40,13 @@ class HostCollectives:
         self._numbers = itertools.count()
 
     # --- operations --------------------------------------------------------------------------------------------
-    def sum(self, tensors, name: str) -> list:
+    def sum(self, tensors, name: str, counts_step: bool = False) -> list:
         """Sums each dense tensor over all workers.
 
         Args:
             tensors: Tensors of any shapes and dtypes, the same on every worker.
             name: Name for messages.
+            counts_step: True where each run is one training step; `group.step` then names it in errors.
 
         Returns:
             Tensors of the same shapes.
@@ -57,13 +58,19 @@ class HostCollectives:
         if tf.executing_eagerly() or len(plan) == 1:
             for number, bucket in enumerate(plan):
                 outputs = self._call(
-                    self._sum_now(f"{name}/{number}"), [tensors[i] for i in bucket], [tensors[i] for i in bucket]
+                    self._sum_now(f"{name}/{number}", counts_step and number == 0),
+                    [tensors[i] for i in bucket],
+                    [tensors[i] for i in bucket],
                 )
                 for index, output in zip(bucket, outputs, strict=True):
                     results[index] = output
             return results
         handles = [
-            self._call(self._submit_sum(f"{name}/{number}"), [tensors[i] for i in bucket], [_HANDLE])[0]
+            self._call(
+                self._submit_sum(f"{name}/{number}", counts_step and number == 0),
+                [tensors[i] for i in bucket],
+                [_HANDLE],
+            )[0]
             for number, bucket in enumerate(plan)
         ]
         for bucket, handle in zip(plan, handles, strict=True):
@@ -105,8 +112,13 @@ class HostCollectives:
             buffer[start : start + length] = array.reshape(-1)
         return buffer, starts
 
-    def _sum_now(self, name):
+    def _count_step(self):
+        self._group.step = (self._group.step or 0) + 1
+
+    def _sum_now(self, name, counts_step):
         def sum_now(*arrays):
+            if counts_step:
+                self._count_step()
             if len(arrays) == 1 and arrays[0].size <= 1024:
                 return (self._group.all_reduce(arrays[0], name=name),)
             buffer, starts = self._pack(arrays)
@@ -115,8 +127,10 @@ class HostCollectives:
 
         return sum_now
 
-    def _submit_sum(self, name):
+    def _submit_sum(self, name, counts_step):
         def submit(*arrays):
+            if counts_step:
+                self._count_step()
             buffer, starts = self._pack(arrays)
             number = next(self._numbers)
             future = self._group.submit_all_reduce(buffer, name=name)

@@ -8,6 +8,7 @@ import itertools
 import tensorflow as tf
 
 from tfdist_ext import compat
+from tfdist_ext.collectives import local
 from tfdist_ext.collectives.cross_device import RingAllReduce
 from tfdist_ext.strategies.synchronous_extended import SynchronousExtended, SynchronousStrategy
 
@@ -56,34 +57,45 @@ class MirroredExtended(SynchronousExtended, compat.MirroredExtended):
         super().__init__(container_strategy, devices=devices, cross_device_ops=cross_device_ops)
         self._sums_itself = self._cross_device_ops is self._own_sum
 
-    def sum_over_replicas(self, per_replica):
-        """Sums each value over the replicas; returns its copy on every replica.
-
-        Args:
-            per_replica: For each value the list of its replicas' tensors.
-
-        Returns:
-            For each value the list of the sum's copies.
-        """
-        results: list = [None] * len(per_replica)
-        given = [
-            i for i, values in enumerate(per_replica)
-            if not self._sums_itself and values[0].dtype.is_floating and len(values) > 1
-        ]  # fmt: skip
-        if given:
-            pairs = [(compat.PerReplica(per_replica[i]),) * 2 for i in given]
-            reduced = self.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
-            for i, mirrored in zip(given, reduced, strict=True):
-                results[i] = list(mirrored.values)
-        own = [i for i in range(len(per_replica)) if results[i] is None]
-        sums = self._own_sum.sum_over_replicas([per_replica[i] for i in own])
-        for i, total in zip(own, sums, strict=True):
-            results[i] = copies(total, self.worker_devices)
-        return results
+    def sum_over_replicas(self, per_replica, name="sum", counts_step=False):
+        """See `SynchronousExtended.sum_over_replicas`."""
+        del name, counts_step
+        if self._sums_itself or len(self.worker_devices) == 1:
+            return [copies(total, self.worker_devices) for total in self._own_sum.sum_over_replicas(per_replica)]
+        return sum_by_cross_device_ops(self, per_replica, self._own_sum)
 
     def gather_slots(self, per_replica):
         """Concatenates outputs of all slots in the order of the slots, for each value."""
         return [tf.concat(values, axis=0) if values[0].shape.rank else tf.stack(values) for values in per_replica]
+
+
+def sum_by_cross_device_ops(extended, per_replica, own_sum) -> list:
+    """Sums floats by the strategy's `CrossDeviceOps` and the rest, which those do not all take, by our own.
+
+    Args:
+        extended: Extended object whose `batch_reduce_to` leads to the chosen operations.
+        per_replica: For each value the list of the local replicas' tensors.
+        own_sum: Our `RingAllReduce`.
+
+    Returns:
+        For each value the list of the sum's copies on the local replicas.
+    """
+    results: list = [None] * len(per_replica)
+    floats = [i for i, values in enumerate(per_replica) if values[0].dtype.is_floating]
+    if floats:
+        pairs = [(compat.PerReplica(per_replica[i]),) * 2 for i in floats]
+        reduced = extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+        for i, mirrored in zip(floats, reduced, strict=True):
+            results[i] = [_unique_rows(value) for value in mirrored.values]
+    others = [i for i in range(len(per_replica)) if results[i] is None]
+    sums = own_sum.sum_over_replicas([per_replica[i] for i in others]) if others else []
+    for i, total in zip(others, sums, strict=True):
+        results[i] = copies(total, extended.worker_devices)
+    return results
+
+
+def _unique_rows(value):
+    return local.sum_duplicate_rows(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def copies(value, devices) -> list:

@@ -90,9 +90,9 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
         merged = tf.distribute.get_replica_context().merge_call(merge, args=tuple(flat))
         return tf.nest.pack_sequence_as(value, merged)
 
-    def sum_over_replicas(self, per_replica):
-        """Sums each value over all replicas; see `MirroredExtended.sum_over_replicas`."""
-        sums = self._ring.sum_over_replicas(per_replica, name="gradients")
+    def sum_over_replicas(self, per_replica, name="sum", counts_step=False):
+        """See `SynchronousExtended.sum_over_replicas`."""
+        sums = self._ring.sum_over_replicas(per_replica, name, counts_step)
         return [copies(total, self.worker_devices) for total in sums]
 
     def gather_slots(self, per_replica):

@@ -60,6 +60,21 @@ class SynchronousExtended:
         """Slots of the replicas of this process."""
         return tuple(self.slot_of_local_replica(i) for i in range(len(self.worker_devices)))
 
+    def sum_over_replicas(self, per_replica, name: str = "sum", counts_step: bool = False) -> list:
+        """Sums values over all replicas of all workers.
+
+        Runs on: every worker, in cross-replica context.
+
+        Args:
+            per_replica: For each value the list of the local replicas' tensors or `tf.IndexedSlices`.
+            name: Name for messages.
+            counts_step: True where the call is one training step.
+
+        Returns:
+            For each value the list of the sum's copies on the local replicas.
+        """
+        raise NotImplementedError
+
     # --- Running a function on every local replica ---------------------------------------------------------
     def _use_merge_call(self):
         if self._updating_replica is not None:

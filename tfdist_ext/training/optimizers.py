@@ -57,7 +57,7 @@ def apply_in_place(frame, optimizer, gradients, variables) -> None:
         extended = strategy.extended
         num_local = len(extended.worker_devices)
         per_replica = [[value] if num_local == 1 else list(value.values) for value in distributed]
-        summed = extended.sum_over_replicas(per_replica)
+        summed = extended.sum_over_replicas(per_replica, "gradients", counts_step=True)
         build_if_needed(optimizer, variables)
         extended.update_each_local_replica(
             lambda local: apply(optimizer, [values[local] for values in summed], variables)

@@ -36,6 +36,8 @@ class _Step:
     def __call__(self, data):
         return self.python_step(data)
 
+    _name = "step"
+
     def python_step(self, data):
         """The model's own step."""
         raise NotImplementedError
@@ -61,7 +63,7 @@ class _Step:
         data, rows, may_be_empty = _as_slots(strategy, data)
         per_replica, plan = self._compute(strategy, data, rows, may_be_empty)
         self._report_uncovered_randomness()
-        summed = _aggregate(strategy, per_replica)
+        summed = strategy.extended.sum_over_replicas(per_replica, self._name, counts_step=bool(plan.num_gradients))
         return self._apply(strategy, plan, summed)
 
     # --- compute ------------------------------------------------------------------------------------------------
@@ -165,6 +167,8 @@ class _Step:
 class TrainStep(_Step):
     """`model.train_step` under a synchronous strategy."""
 
+    _name = "gradients"
+
     def python_step(self, data):
         """The model's own `train_step`."""
         return self.model.train_step(data)
@@ -178,6 +182,7 @@ class TestStep(_Step):
     """`model.test_step` under a synchronous strategy."""
 
     __test__ = False  # Not a test class, whatever pytest thinks of its name.
+    _name = "evaluation"
 
     def python_step(self, data):
         """The model's own `test_step`."""
@@ -292,11 +297,3 @@ def _relaxed_zeros(data):
 
 def _mask_sparse(frame, tensors):
     return [frame.mask(t) if isinstance(t, tf.IndexedSlices) else t for t in tensors]
-
-
-def _aggregate(strategy, per_replica):
-    """Sums each tensor over all replicas; returns, for each, its copy on every local replica."""
-    extended = strategy.extended
-    if not per_replica:
-        return []
-    return extended.sum_over_replicas(per_replica)
