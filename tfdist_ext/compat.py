@@ -222,3 +222,13 @@ def _global_seed_is_set() -> bool:
 def convert_user_function(function):
     """Applies AutoGraph to a replica function as `tf.distribute.Strategy.run` would."""
     return autograph.tf_convert(function, autograph_ctx.control_status_ctx(), convert_by_default=False)
+
+
+def publish(key: str, value: str) -> None:
+    """Stores a string in TensorFlow's coordination service."""
+    eager_context.context().set_config_key_value(key, value)
+
+
+def read_published(key: str) -> str:
+    """Returns a string of TensorFlow's coordination service; waits until it is there, 60 s at most."""
+    return eager_context.context().get_config_key_value(key, timeout_in_ms=60_000)

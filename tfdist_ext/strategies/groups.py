@@ -13,6 +13,7 @@ from absl import logging
 
 from tfdist_ext import cluster as cluster_lib
 from tfdist_ext import compat, errors
+from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.collectives import ProcessGroup
 
 _lock = threading.Lock()
@@ -35,13 +36,44 @@ class GroupMembership:
         return next(self._inputs)
 
 
-def join(cluster, *, secret, insecure, on_mismatch, start_timeout_seconds, peer_timeout_seconds, timeout_seconds):
+def published_addresses(cluster) -> list[str]:
+    """Returns an address for our links on every training task, beside the one TensorFlow's server took.
+
+    Runs on: every training task, after TensorFlow's coordination service has started.
+
+    Args:
+        cluster: `ClusterSpecification`.
+
+    Returns:
+        `host:port` by rank.
+    """
+    host = cluster.address_of(cluster.task).rsplit(":", 1)[0]
+    reserved = ReservedPorts(1)
+    own = f"{host}:{reserved.ports[0]}"
+    compat.publish(f"tfdist_ext/link/{cluster.rank}", own)
+    ranks = range(len(cluster.training_tasks))
+    reserved.release()
+    return [compat.read_published(f"tfdist_ext/link/{rank}") for rank in ranks]
+
+
+def join(
+    cluster,
+    *,
+    addresses,
+    secret,
+    insecure,
+    on_mismatch,
+    start_timeout_seconds,
+    peer_timeout_seconds,
+    timeout_seconds,
+):
     """Forms the group of the cluster's training tasks, or returns the one that this process is in.
 
     Runs on: every training task.
 
     Args:
         cluster: `ClusterSpecification`.
+        addresses: `host:port` of our links by rank, or None for the addresses of the cluster.
         secret: Cluster secret, or None for that of the environment.
         insecure: True to talk beyond loopback without a secret.
         on_mismatch: "error" or "warn", for tasks that were started with different settings.
@@ -68,7 +100,7 @@ def join(cluster, *, secret, insecure, on_mismatch, start_timeout_seconds, peer_
             existing.group.close()
             del _groups[key]
         group = ProcessGroup.connect(
-            [cluster.address_of(task) for task in tasks],
+            addresses or [cluster.address_of(task) for task in tasks],
             cluster.rank,
             task_names=[str(task) for task in tasks],
             hello=cluster_lib.describe_this_task(cluster, seed=compat.global_seed()),

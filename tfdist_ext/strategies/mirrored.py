@@ -62,18 +62,19 @@ class MirroredExtended(SynchronousExtended, compat.MirroredExtended):
         del name, counts_step
         if self._sums_itself or len(self.worker_devices) == 1:
             return [copies(total, self.worker_devices) for total in self._own_sum.sum_over_replicas(per_replica)]
-        return sum_by_cross_device_ops(self, per_replica, self._own_sum)
+        return sum_by(self._cross_device_ops, self._communication_options, per_replica, self._own_sum)
 
     def gather_slots(self, per_replica):
         """Concatenates outputs of all slots in the order of the slots, for each value."""
         return [tf.concat(values, axis=0) if values[0].shape.rank else tf.stack(values) for values in per_replica]
 
 
-def sum_by_cross_device_ops(extended, per_replica, own_sum) -> list:
-    """Sums floats by the strategy's `CrossDeviceOps` and the rest, which those do not all take, by our own.
+def sum_by(cross_device_ops, options, per_replica, own_sum) -> list:
+    """Sums floats by given `CrossDeviceOps` and the rest, which those do not all take, by our own.
 
     Args:
-        extended: Extended object whose `batch_reduce_to` leads to the chosen operations.
+        cross_device_ops: A `tf.distribute.CrossDeviceOps`.
+        options: `tf.distribute.experimental.CommunicationOptions`.
         per_replica: For each value the list of the local replicas' tensors.
         own_sum: Our `RingAllReduce`.
 
@@ -84,13 +85,14 @@ def sum_by_cross_device_ops(extended, per_replica, own_sum) -> list:
     floats = [i for i, values in enumerate(per_replica) if values[0].dtype.is_floating]
     if floats:
         pairs = [(compat.PerReplica(per_replica[i]),) * 2 for i in floats]
-        reduced = extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+        reduced = cross_device_ops.batch_reduce(tf.distribute.ReduceOp.SUM, pairs, options)
         for i, mirrored in zip(floats, reduced, strict=True):
-            results[i] = [_unique_rows(value) for value in mirrored.values]
+            copied = mirrored.values if isinstance(mirrored, compat.DistributedValues) else [mirrored]
+            results[i] = [_unique_rows(value) for value in copied]
     others = [i for i in range(len(per_replica)) if results[i] is None]
     sums = own_sum.sum_over_replicas([per_replica[i] for i in others]) if others else []
     for i, total in zip(others, sums, strict=True):
-        results[i] = copies(total, extended.worker_devices)
+        results[i] = copies(total, [value.device for value in per_replica[i]])
     return results
 
 

@@ -10,7 +10,7 @@ from tfdist_ext import compat
 from tfdist_ext.collectives.cross_device import RingAllReduce
 from tfdist_ext.collectives.host_ops import HostCollectives
 from tfdist_ext.strategies import groups
-from tfdist_ext.strategies.mirrored import copies, next_collective_key_base
+from tfdist_ext.strategies.mirrored import copies, next_collective_key_base, sum_by
 from tfdist_ext.strategies.synchronous_extended import SynchronousExtended, SynchronousStrategy
 
 # Measured on 2 processes of one host: messages of this size overlap with the rest of the backward pass and are
@@ -26,24 +26,33 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
     runtime and coordination service are not started, so that a dead peer is a Python exception and not an abort.
     """
 
-    def __init__(self, container_strategy, cluster, communication_options, membership):
+    def __init__(self, container_strategy, cluster, communication_options, join):
         # Not CollectiveAllReduceExtended.__init__: it would start TensorFlow's server.
         tf.distribute.StrategyExtended.__init__(self, container_strategy)
-        group = membership.group if membership else None
-        self.process_group = group
-        self._membership = membership
-        self._cluster_resolver = cluster_lib.as_tf_resolver(cluster)
         self._communication_options = communication_options
         self._collective_key_base = container_strategy._collective_key_base
-        self._collective_keys = compat.CollectiveKeys(group_key_start=1 + self._collective_key_base)
         self.experimental_enable_get_next_as_optional = True
         self._use_var_policy = False
-        self._local_or_standalone_client_mode = True
-        devices = tuple(compat.all_local_devices())
-        self._initialize_single_worker(devices)
+        self._initialize_devices(cluster)
+        self._cluster_resolver = cluster_lib.as_tf_resolver(cluster)
+        self._membership = join(cluster) if cluster.world_size > 1 else None
+        self.process_group = group = self._membership.group if self._membership else None
         self._num_workers = group.size if group else 1
         self._id_in_cluster = group.rank if group else 0
         self._is_chief = cluster.is_chief
+        self._host = None
+        if group is not None:
+            bytes_per_pack = communication_options.bytes_per_pack or _DEFAULT_BYTES_PER_PACK
+            self._host = HostCollectives(group, bytes_per_pack, container_strategy.note_failure)
+        self._ring = RingAllReduce(self._host, num_local=len(self.worker_devices))
+        self._cross_device_ops = self._host_cross_device_ops = self._ring
+
+    def _initialize_devices(self, cluster):
+        """Sets what TensorFlow's `_initialize_local` would, without its collective keys and servers."""
+        devices = tuple(compat.all_local_devices())
+        self._collective_keys = compat.CollectiveKeys(group_key_start=1 + self._collective_key_base)
+        self._local_or_standalone_client_mode = True
+        self._initialize_single_worker(devices)
         self._cluster_spec = None
         self._task_type, self._task_id = cluster.task.type, cluster.task.index
         self._worker_device = "/device:CPU:0"
@@ -51,13 +60,6 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
         self._num_devices_per_worker = len(devices)
         self._local_device_type = "GPU" if "GPU" in devices[0] else "CPU"
         self._rpc_layer = cluster.rpc_layer
-        self._host = None
-        if self._num_workers > 1:
-            bytes_per_pack = communication_options.bytes_per_pack or _DEFAULT_BYTES_PER_PACK
-            self._host = HostCollectives(group, bytes_per_pack, container_strategy.note_failure)
-        self._ring = RingAllReduce(self._host, num_local=len(devices))
-        self._cross_device_ops = self._ring
-        self._host_cross_device_ops = self._ring
 
     def _in_multi_worker_mode(self):
         # Asked by Keras alone, to average logs over workers once more: ours are the global batch's already.
@@ -107,6 +109,36 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
         return outputs
 
 
+class TensorFlowCollectivesExtended(MultiWorkerExtended):
+    """The same with floats summed by TensorFlow's own collectives (NCCL on GPUs); the rest stays on our links.
+
+    TensorFlow's server listens at the task's address in the cluster, so our links get a port of their own, which
+    the tasks tell each other through TensorFlow's coordination service.
+    """
+
+    def _initialize_devices(self, cluster):
+        try:
+            self._initialize_multi_worker(cluster_lib.as_tf_resolver(_training_part(cluster)))
+        except RuntimeError as error:
+            raise RuntimeError(
+                "TensorFlow's collectives must be set up before TensorFlow runs anything. Make the strategy first, "
+                "before any tensor, variable or dataset; or use `all_reduce=\"ring\"`, which does not mind."
+            ) from error
+        self._tensorflow_ops = self._cross_device_ops
+
+    def sum_over_replicas(self, per_replica, name="sum", counts_step=False):
+        """See `SynchronousExtended.sum_over_replicas`."""
+        del name, counts_step
+        return sum_by(self._tensorflow_ops, self._communication_options, per_replica, self._ring)
+
+
+def _training_part(cluster):
+    jobs = {job: addresses for job, addresses in cluster.jobs.items() if job in ("chief", "worker")}
+    return cluster_lib.ClusterSpecification.from_jobs(
+        jobs, task=cluster.task, environment=cluster.environment, rpc_layer=cluster.rpc_layer
+    )
+
+
 class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on many hosts; a drop-in for `tf.distribute.MultiWorkerMirroredStrategy`.
 
@@ -117,7 +149,10 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver` or `tfdist_ext.cluster.
             ClusterSpecification`. By default TF_CONFIG, and without it one task.
         communication_options: `tf.distribute.experimental.CommunicationOptions`. `bytes_per_pack` is the size of a
-            message (8 MiB by default), `timeout_seconds` the deadline of a collective (600 by default).
+            message (8 MiB by default), `timeout_seconds` the deadline of a collective (600 by default);
+            `implementation=NCCL` chooses `all_reduce="tensorflow"`.
+        all_reduce: Who sums gradients over workers: "ring" (our links), "tensorflow" (TensorFlow's collectives, as
+            `communication_options` say), or None for "tensorflow" where replicas are on GPUs and "ring" elsewhere.
         cluster_secret: Text that all tasks share; needed as soon as an address is not on loopback, and then turns on
             encryption and authentication. By default the environment variable TFDIST_EXT_CLUSTER_SECRET.
         insecure: True to let links leave this machine without a secret.
@@ -145,6 +180,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         cluster_resolver=None,
         communication_options=None,
         *,
+        all_reduce: str | None = None,
         cluster_secret: str | None = None,
         insecure: bool = False,
         on_mismatch: str = "error",
@@ -154,10 +190,12 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         compat.check_versions()
         communication_options = _checked_options(communication_options)
         cluster = cluster_lib.resolve(cluster_resolver)
-        membership = None
-        if cluster.world_size > 1:
-            membership = groups.join(
+        uses_tensorflow = _uses_tensorflow(all_reduce, communication_options) and cluster.world_size > 1
+
+        def join(cluster):
+            return groups.join(
                 cluster,
+                addresses=groups.published_addresses(cluster) if uses_tensorflow else None,
                 secret=cluster_secret,
                 insecure=insecure,
                 on_mismatch=on_mismatch,
@@ -165,8 +203,10 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
                 peer_timeout_seconds=peer_timeout_seconds,
                 timeout_seconds=communication_options.timeout_seconds or _DEFAULT_TIMEOUT_SECONDS,
             )
+
         self._collective_key_base = next_collective_key_base()
-        extended = MultiWorkerExtended(self, cluster, communication_options, membership)
+        kind = TensorFlowCollectivesExtended if uses_tensorflow else MultiWorkerExtended
+        extended = kind(self, cluster, communication_options, join)
         tf.distribute.Strategy.__init__(self, extended)
         logging.info(
             "%s is worker %d of %d, %d replica(s) each.",
@@ -181,6 +221,15 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
     def process_group(self):
         """The `ProcessGroup` of the workers, or None for one task."""
         return self.extended.process_group
+
+
+def _uses_tensorflow(all_reduce, options) -> bool:
+    if all_reduce not in (None, "ring", "tensorflow"):
+        raise ValueError(f'Argument `all_reduce` must be "ring", "tensorflow" or None; received {all_reduce!r}.')
+    if all_reduce is not None:
+        return all_reduce == "tensorflow"
+    nccl = tf.distribute.experimental.CommunicationImplementation.NCCL
+    return options.implementation == nccl or bool(tf.config.list_physical_devices("GPU"))
 
 
 def _checked_options(options):
