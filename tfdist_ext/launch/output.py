@@ -69,6 +69,10 @@ class LineAssembler:
 class PrefixedPrinter:
     r"""Writes whole lines of many tasks to one stream, from many threads.
 
+    Args:
+        stream: Where to.
+        hidden: Lines that begin like this are left out.
+
     Example:
         >>> import io
         >>> stream = io.BytesIO()
@@ -77,8 +81,9 @@ class PrefixedPrinter:
         b'[worker:0] a\n[worker:0] b\n'
     """
 
-    def __init__(self, stream: BinaryIO):
+    def __init__(self, stream: BinaryIO, *, hidden: re.Pattern[str] | None = None):
         self._stream = stream
+        self._hidden = hidden
         self._lock = threading.Lock()
         self._closed = False
 
@@ -89,7 +94,8 @@ class PrefixedPrinter:
             name: Whose lines they are.
             lines: Text without line ends.
         """
-        text = "".join(f"[{name}] {line}\n" for line in lines)
+        shown = [line for line in lines if not (self._hidden and self._hidden.match(line))]
+        text = "".join(f"[{name}] {line}\n" for line in shown)
         with self._lock:
             if text and not self._closed:
                 try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 import shutil
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from tfdist_ext.cluster import environment as environment_lib
 from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.launch.decisions import Rules
+from tfdist_ext.launch.machine import num_cpus
 from tfdist_ext.launch.plan import HOST, JobShape, plan_environments, tasks_with_address
 from tfdist_ext.launch.supervisor import Supervisor
 
@@ -64,7 +64,7 @@ def _run(
     environments = plan_environments(
         shape,
         reserved.ports,
-        num_threads=num_threads or _available_threads(),
+        num_threads=num_threads or num_cpus(),
         inherited=environment_lib.inherited(),
         force=num_threads is not None,
     )
@@ -105,13 +105,6 @@ def _made(log_dir: str | None) -> pathlib.Path | None:
     path = pathlib.Path(log_dir)
     path.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _available_threads() -> int:
-    """CPUs this process may use, which in a container is fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import queue
+import re
 import signal
 import sys
 import time
@@ -39,6 +40,8 @@ class Supervisor:
         environments: The tasks, in the order of starting, with all their variables.
         rules: Grace and restarts.
         log_dir: Folder for a full copy of each task's output, or None.
+        names: What to call a task in the output, where that is not its own name.
+        hidden: Lines of standard error that begin like this are not shown.
     """
 
     def __init__(
@@ -48,16 +51,22 @@ class Supervisor:
         *,
         rules: Rules,
         log_dir: pathlib.Path | None = None,
+        names: Mapping[Task, str] | None = None,
+        hidden: re.Pattern[str] | None = None,
     ):
         self._command = list(command)
         self._environments = environments
         self._rules = rules
         self._log_dir = log_dir
+        self._names = {task: (names or {}).get(task, str(task)) for task in environments}
         self._decisions = JobDecisions(list(environments), rules)
         # SimpleQueue, because its put may be called from a signal handler while get waits.
         self._events: queue.SimpleQueue[_Exited | _Interrupted] = queue.SimpleQueue()
         self._children: dict[Task, Child] = {}
-        self._printers = (PrefixedPrinter(sys.stdout.buffer), PrefixedPrinter(sys.stderr.buffer))
+        self._printers = (
+            PrefixedPrinter(sys.stdout.buffer),
+            PrefixedPrinter(sys.stderr.buffer, hidden=hidden),
+        )
 
     def run(self) -> int:
         """Starts the tasks and stays until none runs.
@@ -90,7 +99,7 @@ class Supervisor:
     def _start(self, task: Task) -> None:
         environment = self._environments[task]
         self._children[task] = Child(
-            str(task),
+            self._names[task],
             self._command,
             environment,
             printers=self._printers,
@@ -120,11 +129,11 @@ class Supervisor:
         had_failed = self._decisions.first_failure is not None
         actions = self._decisions.task_exited(event.task, event.code, time.monotonic())
         if self._decisions.first_failure is not None and not had_failed:
-            self._say(f"{event.task} {ending(event.code)}; stopping the others")
+            self._say(f"{self._names[event.task]} {ending(event.code)}; stopping the others")
         for action in actions:
             if isinstance(action, Restart):
                 times = f"restart {action.attempt} of {self._rules.worker_restarts}"
-                self._say(f"{event.task} {ending(event.code)}; restarting it alone ({times})")
+                self._say(f"{self._names[event.task]} {ending(event.code)}; restarting it alone ({times})")
         return actions
 
     def _perform(self, action: Action) -> None:
@@ -140,9 +149,9 @@ class Supervisor:
                 self._tell_first_failure(action.first_failure)
 
     def _tell_first_failure(self, failure: Failure) -> None:
-        lines = self._children[failure.task].last_lines
-        self._say(f"first failure: {failure.task} {ending(failure.code)}")
-        self._say(f"the last lines of {failure.task}:" if lines else f"{failure.task} wrote nothing")
+        name, lines = self._names[failure.task], self._children[failure.task].last_lines
+        self._say(f"first failure: {name} {ending(failure.code)}")
+        self._say(f"the last lines of {name}:" if lines else f"{name} wrote nothing")
         for line in lines:
             self._say(f"  {line}")
 
