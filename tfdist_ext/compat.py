@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import warnings
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,7 +21,6 @@ from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adap
 from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.data.ops import dataset_ops
-from tensorflow.python.data.util import structure as dataset_structure
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     collective_util,
@@ -36,10 +36,7 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import composite_tensor, device_spec
-from tensorflow.python.ops import (
-    gen_dataset_ops,
-    gen_experimental_dataset_ops,
-)
+from tensorflow.python.ops import gen_experimental_dataset_ops
 
 # --- Strategies: their extended objects are the seam that every tf.distribute call goes through. -----------
 CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
@@ -79,12 +76,11 @@ CompositeTensor = composite_tensor.CompositeTensor
 VariantDataset = dataset_ops._VariantDataset
 dataset_from_graph = gen_experimental_dataset_ops.dataset_from_graph
 auto_shard_dataset = gen_experimental_dataset_ops.auto_shard_dataset
-element_structure_kwargs = dataset_structure.get_flat_tensor_types
-gen_dataset_ops = gen_dataset_ops
 
 # --- Keras -----------------------------------------------------------------------------------------------------
 TensorFlowTrainer = keras_trainer.TensorFlowTrainer
 KerasBaseOptimizer = BaseOptimizer
+KerasLossModule: Any = keras_loss_module
 KerasArrayDataAdapter = array_data_adapter.ArrayDataAdapter
 
 _TESTED_TENSORFLOW = ((2, 20), (2, 22))

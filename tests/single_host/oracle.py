@@ -66,7 +66,9 @@ def train(strategy, make_model, dataset, epochs=2, **fit_arguments):
 def largest_difference(one, other):
     """Returns the largest absolute difference of weights and optimizer variables."""
     pairs = zip(one["weights"] + one["optimizer"], other["weights"] + other["optimizer"], strict=True)
-    return max(float(np.max(np.abs(a.astype("float64") - b.astype("float64")), initial=0.0)) for a, b in pairs)
+    return max(
+        float(np.max(np.abs(a.astype("float64") - b.astype("float64")), initial=0.0)) for a, b in pairs
+    )
 
 
 def assert_same_run(actual, expected, tolerance=TOLERANCE):

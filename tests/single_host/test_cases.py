@@ -12,7 +12,9 @@ from tests.single_host import oracle
 
 
 def linear_model(optimizer, loss="mse", **arguments):
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    )
     model.compile(optimizer, loss, **arguments)
     return model
 
@@ -36,7 +38,9 @@ def test_S1_loss_and_weights_do_not_depend_on_replicas(num_devices):
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(10, kernel_initializer="zeros")])
         model.compile(keras.optimizers.SGD(1.0), "mse")
     data = oracle.batched((x, y), 12)
-    assert model.evaluate(data, verbose=0) == pytest.approx(float(np.mean(y.astype("float64") ** 2)), abs=1e-6)
+    assert model.evaluate(data, verbose=0) == pytest.approx(
+        float(np.mean(y.astype("float64") ** 2)), abs=1e-6
+    )
     model.fit(data, verbose=0)
     expected_kernel = 2 * x.astype("float64").T @ y / (12 * 10)  # From zero weights: -gradient of mse.
     np.testing.assert_allclose(model.get_weights()[0], expected_kernel, atol=1e-6)
@@ -108,7 +112,12 @@ def test_S7_integer_variable_with_mean_aggregation():
     class Counting(keras.layers.Layer):
         def build(self, shape):
             self.calls = self.add_weight(
-                shape=(), dtype="int64", initializer="zeros", trainable=False, aggregation="mean", name="calls"
+                shape=(),
+                dtype="int64",
+                initializer="zeros",
+                trainable=False,
+                aggregation="mean",
+                name="calls",
             )
 
         def call(self, x):
@@ -165,7 +174,9 @@ def test_S11_repeated_embedding_rows_are_summed():
     strategy = oracle.mirrored(2)
     with strategy.scope():
         embedding = keras.layers.Embedding(10, 4, embeddings_initializer="zeros")
-        model = keras.Sequential([keras.Input((3,), dtype="int32"), embedding, keras.layers.Lambda(lambda e: e)])
+        model = keras.Sequential(
+            [keras.Input((3,), dtype="int32"), embedding, keras.layers.Lambda(lambda e: e)]
+        )
         model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanSquaredError(reduction="sum"))
     target = np.ones((2, 3, 4), "float32")
     model.fit(oracle.batched((ids, target), 2), verbose=0)
@@ -181,7 +192,9 @@ def test_S13_clipping_sees_the_sum_over_replicas():
     # TF#33929. Replica gradients (3, 0) and (0, 4) sum to (3, 4), of norm 5; clipped to norm 1: (0.6, 0.8).
     strategy = oracle.mirrored(2)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+        )
         model.compile(
             keras.optimizers.SGD(1.0, global_clipnorm=1.0), lambda y, p: -p[:, 0], jit_compile=False
         )
@@ -248,7 +261,9 @@ def test_S17_apply_in_a_nested_function_passed_to_run():
     def make_step(variable, optimizer, loss_object):
         @tf.function
         def step(batch):
-            optimizer.apply_gradients(zip(gradients_of(variable, loss_object, batch), [variable], strict=True))
+            optimizer.apply_gradients(
+                zip(gradients_of(variable, loss_object, batch), [variable], strict=True)
+            )
 
         return step
 
@@ -296,7 +311,9 @@ def test_S18_fifty_runs_on_fixed_shapes_trace_at_most_twice():
     # TF#34025.
     def make_step(variable, optimizer, loss_object):
         def step(batch):
-            optimizer.apply_gradients(zip(gradients_of(variable, loss_object, batch), [variable], strict=True))
+            optimizer.apply_gradients(
+                zip(gradients_of(variable, loss_object, batch), [variable], strict=True)
+            )
 
         return step
 
@@ -310,12 +327,16 @@ def test_S21_fit_and_custom_loop_agree_on_ragged_batches():
     # TF#45923. The oracle is S2: 12 on one device, also for the custom loop with a Keras loss object.
     def make_step(variable, optimizer, loss_object):
         def step(batch):
-            optimizer.apply_gradients(zip(gradients_of(variable, loss_object, batch), [variable], strict=True))
+            optimizer.apply_gradients(
+                zip(gradients_of(variable, loss_object, batch), [variable], strict=True)
+            )
 
         return step
 
     weight, _, _ = custom_loop(oracle.mirrored(2), make_step, oracle.batched(LINEAR_DATA, 4))
-    model, _ = fit_linear(2, lambda: keras.optimizers.SGD(1.0), LINEAR_DATA[0].ravel(), LINEAR_DATA[1].ravel(), 4)
+    model, _ = fit_linear(
+        2, lambda: keras.optimizers.SGD(1.0), LINEAR_DATA[0].ravel(), LINEAR_DATA[1].ravel(), 4
+    )
     assert weight == model.get_weights()[0].item() == 12.0
 
 
@@ -333,7 +354,9 @@ def test_S22_gather_and_fit_with_each_cross_device_choice(choice):
 
     @tf.function
     def gathered():
-        local = strategy.run(lambda: tf.reshape(tf.distribute.get_replica_context().replica_id_in_sync_group, [1, 1]))
+        local = strategy.run(
+            lambda: tf.reshape(tf.distribute.get_replica_context().replica_id_in_sync_group, [1, 1])
+        )
         return strategy.gather(local, axis=0)
 
     np.testing.assert_array_equal(gathered().numpy(), [[0], [1]])
@@ -381,7 +404,9 @@ def test_K2_predict_keeps_rows_and_their_order(num_devices):
     # transformers#11265. Five rows in batches of 4.
     strategy = oracle.mirrored(num_devices)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+        )
         model.compile("sgd", "mse")
     x = np.arange(5, dtype="float32")[:, None]
     np.testing.assert_array_equal(model.predict(x, batch_size=4, verbose=0), x)

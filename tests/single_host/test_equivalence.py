@@ -33,7 +33,9 @@ OPTIMIZERS = {
     "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3),
     "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
     "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.2, 10)),
-    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=1024.0),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=1024.0
+    ),
     "weight_decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.01),
 }
 
@@ -167,7 +169,9 @@ def test_synchronized_batch_norm(num_devices):
 
     data = oracle.batched(oracle.regression_data(rows=13), 4)  # The last batch leaves replicas empty.
     expected = oracle.train(None, make, data)
-    oracle.assert_same_run(oracle.train(oracle.mirrored(num_devices), make, data), expected, BATCH_NORM_TOLERANCE)
+    oracle.assert_same_run(
+        oracle.train(oracle.mirrored(num_devices), make, data), expected, BATCH_NORM_TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
@@ -278,4 +282,6 @@ def test_reshuffled_dataset_follows_the_one_device_order():
     x, y = oracle.regression_data(rows=18)
     make_data = lambda: tf.data.Dataset.from_tensor_slices((x, y)).shuffle(18, seed=5).batch(5)  # noqa: E731
     expected = oracle.train(None, lambda: dense_model(sgd), make_data, epochs=3)
-    oracle.assert_same_run(oracle.train(oracle.mirrored(2), lambda: dense_model(sgd), make_data, epochs=3), expected)
+    oracle.assert_same_run(
+        oracle.train(oracle.mirrored(2), lambda: dense_model(sgd), make_data, epochs=3), expected
+    )

@@ -56,7 +56,12 @@ class ComputeLossInLogs(HandMadeLoss):
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.tracker.update_state(loss)
-        return {"loss": self.tracker.result(), "raw": loss, "twice": 2.0 * loss, "norm": tf.norm(prediction) * 0.0}
+        return {
+            "loss": self.tracker.result(),
+            "raw": loss,
+            "twice": 2.0 * loss,
+            "norm": tf.norm(prediction) * 0.0,
+        }
 
 
 @pytest.mark.parametrize("kind", [HandMadeLoss, ComputeLossInLogs])
@@ -96,9 +101,13 @@ class Gan(keras.Model):
         fake = self.generator(noise)
         with tf.GradientTape() as tape:
             on_real, on_fake = self.discriminator(real), self.discriminator(fake)
-            d_loss = self.loss_fn(tf.ones_like(on_real), on_real) + self.loss_fn(tf.zeros_like(on_fake), on_fake)
+            d_loss = self.loss_fn(tf.ones_like(on_real), on_real) + self.loss_fn(
+                tf.zeros_like(on_fake), on_fake
+            )
         weights = self.discriminator.trainable_weights
-        self.discriminator_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
+        self.discriminator_optimizer.apply_gradients(
+            zip(tape.gradient(d_loss, weights), weights, strict=True)
+        )
         with tf.GradientTape() as tape:
             verdict = self.discriminator(self.generator(noise))
             g_loss = self.loss_fn(tf.ones_like(verdict), verdict)
@@ -118,7 +127,9 @@ def run_gan(strategy):
             keras.optimizers.SGD(0.1),
             keras.losses.BinaryCrossentropy(from_logits=True),
         )
-    history = model.fit(oracle.batched(oracle.regression_data(rows=13), 4), epochs=2, verbose=0, shuffle=False).history
+    history = model.fit(
+        oracle.batched(oracle.regression_data(rows=13), 4), epochs=2, verbose=0, shuffle=False
+    ).history
     return model.get_weights(), history, [int(o.iterations.numpy()) for o in
                                           (model.generator_optimizer, model.discriminator_optimizer)]  # fmt: skip
 
@@ -180,7 +191,14 @@ def layout_run(num_devices, make_layers):
 
 
 def test_dropout_trains_the_same_again_under_one_seed():
-    layers = lambda: [dense(16), keras.layers.Dropout(0.4, seed=1), keras.layers.GaussianNoise(0.1, seed=2), dense(1)]  # noqa: E731
+    def layers():
+        return [
+            dense(16),
+            keras.layers.Dropout(0.4, seed=1),
+            keras.layers.GaussianNoise(0.1, seed=2),
+            dense(1),
+        ]  # noqa: E731
+
     first, again = layout_run(4, layers), layout_run(4, layers)
     for one, other in zip(first.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -198,7 +216,13 @@ def test_seed_state_moves_on_as_on_one_device():
 
 def test_stateful_random_ops_are_reported(caplog):
     caplog.set_level("WARNING", logger="absl")
-    noisy = lambda: [keras.layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x), dtype=x.dtype)), dense(1)]  # noqa: E731
+
+    def noisy():
+        return [
+            keras.layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x), dtype=x.dtype)),
+            dense(1),
+        ]  # noqa: E731
+
     layout_run(2, noisy)
     messages = [r.getMessage() for r in caplog.records if "stateful tf.random" in r.getMessage()]
     assert len(messages) == 1

@@ -52,7 +52,9 @@ class HostCollectives:
             Tensors of the same shapes.
         """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        sizes = [None if t.shape.num_elements() is None else t.shape.num_elements() * t.dtype.size for t in tensors]
+        sizes = [
+            None if t.shape.num_elements() is None else t.shape.num_elements() * t.dtype.size for t in tensors
+        ]
         plan = buckets.plan_buckets([t.dtype.name for t in tensors], sizes, self._bytes_per_pack)
         results: list = [None] * len(tensors)
         if tf.executing_eagerly() or len(plan) == 1:
@@ -156,7 +158,10 @@ class HostCollectives:
 
         if tf.executing_eagerly():
             results = noted(*[value.numpy() for value in inputs])
-            return [tf.convert_to_tensor(result, template.dtype) for result, template in zip(results, like, strict=True)]
+            return [
+                tf.convert_to_tensor(result, template.dtype)
+                for result, template in zip(results, like, strict=True)
+            ]
         graph = tf.compat.v1.get_default_graph()
         last = self._last.get(graph)
         with tf.device(_HOST), tf.control_dependencies([] if last is None else [last]):

@@ -35,9 +35,8 @@ def num_rows(structure) -> tf.Tensor:
 def static_num_rows(spec_structure) -> int | None:
     """Returns the rows of a batch when its spec fixes them, else None."""
     for spec in tf.nest.flatten(spec_structure):
-        shape = getattr(spec, "shape", None)
-        if isinstance(spec, tf.TensorSpec) and shape.rank:
-            return shape[0]
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+            return spec.shape[0]
     return None
 
 
@@ -124,8 +123,12 @@ def one_row_of_zeros(structure):
 
 def _filled(spec, rows):
     if isinstance(spec, tf.RaggedTensorSpec):
-        flat = tf.zeros([0] + [d or 0 for d in (spec.flat_values_spec.shape if spec.flat_values_spec else [])[1:]]
-                        if spec.flat_values_spec else [0], spec.dtype)
+        flat = tf.zeros(
+            [0] + [d or 0 for d in (spec.flat_values_spec.shape if spec.flat_values_spec else [])[1:]]
+            if spec.flat_values_spec
+            else [0],
+            spec.dtype,
+        )
         splits = tf.zeros([1], spec.row_splits_dtype)
         return tf.RaggedTensor.from_nested_row_splits(flat, [splits] * spec.ragged_rank)
     shape = [rows] + [dimension or 0 for dimension in (spec.shape.as_list() if spec.shape.rank else [])[1:]]

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_ext import compat
-from tfdist_ext.collectives import StreamAbandoned
 from tfdist_ext.data import batches, seeding, sharding_policy
 from tfdist_ext.data.slot_values import PerSlot, PerSlotSpec
 
@@ -64,7 +63,9 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     def __iter__(self):
         if not tf.executing_eagerly():
-            raise RuntimeError("Open the iterator of a distributed dataset outside of tf.function, then pass it in.")
+            raise RuntimeError(
+                "Open the iterator of a distributed dataset outside of tf.function, then pass it in."
+            )
         index = next(self._passes)
         if self._plain is not None:
             return iter(self._plain(index))
@@ -73,7 +74,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         stream = None
         if group is not None and group.size > 1:
             stream = f"input/{self._strategy.next_input_number()}"
-            local = _with_exchange(local, group, stream, self._strategy)
+            local = _with_exchange(local, self._strategy.extended, stream)
         local = local.prefetch(2)
         iterator = DistributedIterator(self._strategy, iter(local))
         if stream is not None:
@@ -81,23 +82,17 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         return iterator
 
 
-def _with_exchange(local, group, stream, strategy):
+def _with_exchange(local, extended, stream):
     """Adds who-has-data to each element, and goes on until no worker has any."""
-    extended, note_failure = strategy.extended, strategy.note_failure
     (parts_spec, _) = local.element_spec
     parts_spec = batches.with_unknown_rows(parts_spec)
-    num_local, num_workers = len(extended.worker_devices), group.size
+    num_local, num_workers = len(extended.worker_devices), extended.num_workers
 
     def exchange(has_data, rows):
         record = np.concatenate([[has_data], rows]).astype(np.int64)
-        try:
-            gathered = group.all_gather(record, name=stream, stream=stream)
-        except StreamAbandoned:
-            # Nobody waits for this batch any more: the iterator was dropped, here or on another worker.
+        gathered = extended.exchange_input(stream, record)
+        if gathered is None:
             return np.bool_(False), np.zeros(num_local * num_workers, np.int64)
-        except Exception as error:
-            note_failure(error)
-            raise
         # Slot = local replica * number of workers + worker.
         by_slot = np.stack([record[1:] for record in gathered], axis=1).reshape(-1)
         return np.bool_(any(record[0] for record in gathered)), by_slot
@@ -258,7 +253,9 @@ def from_global_dataset(dataset, strategy) -> DistributedDataset:
     cardinality = int(dataset.cardinality())
     num_slots = strategy.num_replicas_in_sync
     if num_slots == 1:
-        return DistributedDataset(strategy, None, sharding, dataset.element_spec, cardinality, plain=lambda _: dataset)
+        return DistributedDataset(
+            strategy, None, sharding, dataset.element_spec, cardinality, plain=lambda _: dataset
+        )
     if sharding.by_rows:
         slots, total = extended.local_slots, num_slots
         reopen = seeding.agreed_order(local, extended)
@@ -288,7 +285,9 @@ def from_global_dataset(dataset, strategy) -> DistributedDataset:
 
 def _spec_of_first_part(local, split):
     parts_spec, _ = local.map(split).element_spec
-    return batches.with_unknown_rows(parts_spec[0]) if len({str(p) for p in parts_spec}) > 1 else parts_spec[0]
+    return (
+        batches.with_unknown_rows(parts_spec[0]) if len({str(p) for p in parts_spec}) > 1 else parts_spec[0]
+    )
 
 
 def _require_batched(dataset) -> None:
@@ -324,7 +323,12 @@ def from_function(dataset_fn, strategy) -> DistributedDataset:
     sharding = sharding_policy.Sharding("FUNCTION", "each worker reads what the function returned for it")
     if strategy.num_replicas_in_sync == 1:
         return DistributedDataset(
-            strategy, None, sharding, dataset.element_spec, int(dataset.cardinality()), plain=lambda _: dataset
+            strategy,
+            None,
+            sharding,
+            dataset.element_spec,
+            int(dataset.cardinality()),
+            plain=lambda _: dataset,
         )
     num_local = len(extended.local_slots)
     spec = batches.with_unknown_rows(dataset.element_spec)
@@ -354,7 +358,9 @@ def from_function(dataset_fn, strategy) -> DistributedDataset:
 
     cardinality = int(dataset.cardinality())
     if cardinality >= 0:
-        cardinality = -(-cardinality // num_local) if extended.num_workers == 1 else tf.data.UNKNOWN_CARDINALITY
+        cardinality = (
+            -(-cardinality // num_local) if extended.num_workers == 1 else tf.data.UNKNOWN_CARDINALITY
+        )
     return DistributedDataset(strategy, open_local, sharding, spec, cardinality)
 
 

@@ -51,7 +51,7 @@ def agreed_order(dataset, extended):
 
 
 def _fresh_seed() -> np.ndarray:
-    return np.array([np.random.SeedSequence().entropy % (2**31)], np.int64)
+    return np.random.SeedSequence().generate_state(1).astype(np.int64)
 
 
 def _seed(base: int, *path) -> int:

@@ -61,12 +61,16 @@ class MirroredExtended(SynchronousExtended, compat.MirroredExtended):
         """See `SynchronousExtended.sum_over_replicas`."""
         del name, counts_step
         if self._sums_itself or len(self.worker_devices) == 1:
-            return [copies(total, self.worker_devices) for total in self._own_sum.sum_over_replicas(per_replica)]
+            return [
+                copies(total, self.worker_devices) for total in self._own_sum.sum_over_replicas(per_replica)
+            ]
         return sum_by(self._cross_device_ops, self._communication_options, per_replica, self._own_sum)
 
     def gather_slots(self, per_replica):
         """Concatenates outputs of all slots in the order of the slots, for each value."""
-        return [tf.concat(values, axis=0) if values[0].shape.rank else tf.stack(values) for values in per_replica]
+        return [
+            tf.concat(values, axis=0) if values[0].shape.rank else tf.stack(values) for values in per_replica
+        ]
 
 
 def sum_by(cross_device_ops, options, per_replica, own_sum) -> list:

@@ -86,7 +86,9 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         # The parent would launch TensorFlow's collectives from inside each replica.
         def merge(strategy, *values):
-            return [strategy.extended.reduce_to(reduce_op, v, destinations=v, options=options) for v in values]
+            return [
+                strategy.extended.reduce_to(reduce_op, v, destinations=v, options=options) for v in values
+            ]
 
         flat = tf.nest.flatten(value)
         merged = tf.distribute.get_replica_context().merge_call(merge, args=tuple(flat))
@@ -122,7 +124,7 @@ class TensorFlowCollectivesExtended(MultiWorkerExtended):
         except RuntimeError as error:
             raise RuntimeError(
                 "TensorFlow's collectives must be set up before TensorFlow runs anything. Make the strategy first, "
-                "before any tensor, variable or dataset; or use `all_reduce=\"ring\"`, which does not mind."
+                'before any tensor, variable or dataset; or use `all_reduce="ring"`, which does not mind.'
             ) from error
         self._tensorflow_ops = self._cross_device_ops
 
@@ -225,7 +227,9 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
 
 def _uses_tensorflow(all_reduce, options) -> bool:
     if all_reduce not in (None, "ring", "tensorflow"):
-        raise ValueError(f'Argument `all_reduce` must be "ring", "tensorflow" or None; received {all_reduce!r}.')
+        raise ValueError(
+            f'Argument `all_reduce` must be "ring", "tensorflow" or None; received {all_reduce!r}.'
+        )
     if all_reduce is not None:
         return all_reduce == "tensorflow"
     nccl = tf.distribute.experimental.CommunicationImplementation.NCCL

@@ -7,14 +7,15 @@ the local replicas, how variables are created and updated, and how a dataset bec
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfdist_ext import compat, errors
+from tfdist_ext.collectives import StreamAbandoned
 from tfdist_ext.data import distributed_dataset, slot_values
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies.metric_variable import MetricVariable
-
 
 
 class MirroredVariable(compat.MirroredVariable):
@@ -34,11 +35,16 @@ _VARIABLE_CLASSES = {
 }
 
 
-class SynchronousExtended:
+# A type checker sees the mixins on top of what they are mixed into.
+_Extended: Any = compat.MirroredExtended if TYPE_CHECKING else object
+_Strategy: Any = tf.distribute.Strategy if TYPE_CHECKING else object
+
+
+class SynchronousExtended(_Extended):
     """Mixin over TensorFlow's `MirroredExtended`; see the module docstring."""
 
     _updating_replica: int | None = None
-    process_group = None
+    process_group: Any = None
 
     # --- Who am I among the replicas? ---------------------------------------------------------------------
     @property
@@ -54,6 +60,24 @@ class SynchronousExtended:
     def slot_of_local_replica(self, local_replica: int) -> int:
         """Returns the sub-batch of the global batch that a local replica computes."""
         return local_replica * self.num_workers + self.worker_index
+
+    def exchange_input(self, stream: str, record):
+        """Shows a record about this worker's input to all workers.
+
+        Args:
+            stream: Name of the iterator; the same on all workers.
+            record: int64 array `[n]`.
+
+        Returns:
+            List of the workers' records, or None once an iterator of this name was dropped: nobody needs them.
+        """
+        try:
+            return self.process_group.all_gather(record, name=stream, stream=stream)
+        except StreamAbandoned:
+            return None
+        except Exception as error:
+            self._container_strategy().note_failure(error)
+            raise
 
     @property
     def local_slots(self) -> tuple[int, ...]:
@@ -136,7 +160,7 @@ class SynchronousExtended:
             kwargs["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
         def create_components(**kwargs):
-            components = []
+            components: list = []
             for local, device in enumerate(devices):
                 with tf.device(device):
                     primary = components[0] if components else None
@@ -184,7 +208,7 @@ def _refuse_per_replica_pipelines(options) -> None:
         )
 
 
-class SynchronousStrategy:
+class SynchronousStrategy(_Strategy):
     """Mixin of the public strategies: `run`, `reduce` and failures."""
 
     def run(self, fn, args=(), kwargs=None, options=None):

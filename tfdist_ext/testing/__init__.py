@@ -5,7 +5,7 @@ group of its own for a test that kills or stops one of them. Importing this fold
 """
 
 from tfdist_ext.testing.outcomes import Failure, Outcome, WorkerJobError, WorkerJobTimeout
-from tfdist_ext.testing.worker_group import WorkerGroup, start_processes
+from tfdist_ext.testing.worker_group import WorkerGroup, start_group, start_processes
 from tfdist_ext.testing.worker_pool import WorkerPool
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "WorkerJobError",
     "WorkerJobTimeout",
     "WorkerPool",
+    "start_group",
     "start_processes",
 ]

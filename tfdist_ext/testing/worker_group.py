@@ -198,6 +198,26 @@ class WorkerGroup:
         return Outcome(rank=rank, timed_out=True, stacks=stacks, last_lines=process.last_lines())
 
 
+def start_group(*, num_workers: int = 2, devices: int = 1, num_threads: int = 1) -> WorkerGroup:
+    """Starts fresh processes that no pool keeps, for many functions one after another.
+
+    With `reset=False` a function finds what the one before it made: a benchmark builds a model once and times
+    it again and again.
+
+    Args:
+        num_workers: Number of processes.
+        devices: Logical CPU devices of each.
+        num_threads: Intra-op threads of each.
+
+    Returns:
+        The group, whose processes may still be importing TensorFlow. Use it in a `with`: at the end every
+        process is killed and reaped.
+    """
+    return WorkerGroup(
+        [WorkerProcess(num_devices=devices, num_threads=num_threads) for _ in range(num_workers)]
+    )
+
+
 def start_processes(
     function: str | Callable[..., Any],
     *,
@@ -219,7 +239,7 @@ def start_processes(
         The group, in which the function runs. Use it in a `with`: at the end every process is killed and
         reaped.
     """
-    group = WorkerGroup([WorkerProcess(num_devices=devices) for _ in range(num_workers)])
+    group = start_group(num_workers=num_workers, devices=devices)
     try:
         group.begin(function, per_worker=per_worker, **arguments)
     except BaseException:

@@ -9,4 +9,11 @@ from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
 
 install()
 
-__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "PredictStep", "TestStep", "TrainStep", "install"]
+__all__ = [
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "PredictStep",
+    "TestStep",
+    "TrainStep",
+    "install",
+]

@@ -35,7 +35,9 @@ def check_model(strategy, model) -> None:
     digests = group.all_gather_bytes(hashlib.sha256(specs.encode()).digest(), name="model/digest")
     if len(set(digests)) == 1:
         return
-    everyone = [json.loads(answer) for answer in group.all_gather_bytes(specs.encode(), name="model/variables")]
+    everyone = [
+        json.loads(answer) for answer in group.all_gather_bytes(specs.encode(), name="model/variables")
+    ]
     other = next(rank for rank in range(1, group.size) if everyone[rank] != everyone[0])
     raise _difference(group.task_names, other, everyone[0], everyone[other])
 
@@ -46,7 +48,9 @@ def _difference(task_names, other, first_specs, other_specs):
         message = f"{tasks[0]} has {len(first_specs)} variables and {tasks[1]} has {len(other_specs)}"
         values = (str(len(first_specs)), str(len(other_specs)))
     else:
-        index = next(i for i, pair in enumerate(zip(first_specs, other_specs, strict=True)) if pair[0] != pair[1])
+        index = next(
+            i for i, pair in enumerate(zip(first_specs, other_specs, strict=True)) if pair[0] != pair[1]
+        )
         values = (str(first_specs[index]), str(other_specs[index]))
         message = f"variable {index} is {values[0]} on {tasks[0]} and {values[1]} on {tasks[1]}"
     return errors.ConfigurationMismatchError(

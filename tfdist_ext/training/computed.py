@@ -49,7 +49,10 @@ def kind_of_update(variable, tensor) -> str:
     """Returns how the values that replicas assigned to a variable combine."""
     if variable.aggregation == "sum":
         return "sum"
-    if not (tensor.dtype.is_floating or tensor.dtype.is_complex) or variable.aggregation == "only_first_replica":
+    if (
+        not (tensor.dtype.is_floating or tensor.dtype.is_complex)
+        or variable.aggregation == "only_first_replica"
+    ):
         return "first"
     return "mean"
 
@@ -126,8 +129,11 @@ def zeros_of(plan: Plan):
 
     def zero(spec):
         if isinstance(spec, tf.IndexedSlicesSpec):
-            values, indices, shape = (tf.zeros([0, *spec._shape[1:]], spec._values_dtype),
-                                      tf.zeros([0], spec._indices_dtype), None)
+            values, indices, shape = (
+                tf.zeros([0, *spec._shape[1:]], spec._values_dtype),
+                tf.zeros([0], spec._indices_dtype),
+                None,
+            )
             if spec._dense_shape_dtype is not None:
                 shape = tf.constant(spec._shape.as_list(), spec._dense_shape_dtype)
             return tf.IndexedSlices(values, indices, shape)

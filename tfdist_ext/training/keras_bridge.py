@@ -34,7 +34,12 @@ def install() -> None:
         return
     _installed = True
     trainer = compat.TensorFlowTrainer
-    for name in ("make_train_function", "make_test_function", "make_predict_function", "_maybe_symbolic_build"):
+    for name in (
+        "make_train_function",
+        "make_test_function",
+        "make_predict_function",
+        "_maybe_symbolic_build",
+    ):
         _replace(trainer, name, _MAKERS[name])
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _replace(trainer, name, _translating)

@@ -6,10 +6,12 @@ some mean of its own, which is not. The graph knows: the first kind is computed 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 
-def carries_weight(value: tf.Tensor, weighted: list, unweighted: list = ()) -> bool:
+def carries_weight(value: tf.Tensor, weighted: list, unweighted: Sequence = ()) -> bool:
     """Returns True when `value` is, or is computed in this graph from, one of the `weighted` tensors.
 
     Args:

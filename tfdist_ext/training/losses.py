@@ -19,13 +19,15 @@ from tfdist_ext.training import loss_ancestry
 
 def install() -> None:
     """Replaces Keras' three functions; outside a step of ours they do what they did."""
-    module = compat.keras_loss_module
+    module = compat.KerasLossModule
     scale, unscale = module.scale_loss_for_distribution, module.unscale_loss_for_distribution
     reduce = module.reduce_weighted_values
     module.scale_loss_for_distribution = lambda value: frames.scale_loss(value, scale)
     module.unscale_loss_for_distribution = lambda value: frames.unscale_loss(value, unscale)
 
-    def reduce_weighted_values(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
+    def reduce_weighted_values(
+        values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
+    ):
         frame = frames.current_frame()
         if frame is None or frame.num_slots == 1 or frame.share is None:
             return reduce(values, sample_weight, mask, reduction, dtype)
@@ -51,8 +53,7 @@ def _install_mean_of_batches() -> None:
     @functools.wraps(original)
     def update_state(self, values, sample_weight=None):
         frame = frames.current_frame()
-        distributed = frame is not None and frame.num_slots > 1 and frame.share is not None
-        if not distributed or sample_weight is not None:
+        if frame is None or frame.num_slots == 1 or frame.share is None or sample_weight is not None:
             return original(self, values, sample_weight)
         values = keras.ops.convert_to_tensor(values)
         if values.shape.rank != 0:
@@ -73,6 +74,6 @@ def _own_denominator(values, sample_weight, mask, reduction, dtype):
         values = keras.ops.convert_to_tensor(values, dtype=dtype)
         weight = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
         mask = None if mask is None else keras.ops.convert_to_tensor(mask, dtype=dtype)
-        weight = compat.keras_loss_module.apply_mask(weight, mask, dtype=values.dtype, reduction=reduction)
+        weight = compat.KerasLossModule.apply_mask(weight, mask, dtype=values.dtype, reduction=reduction)
         return tf.reduce_sum(tf.cast(weight, values.dtype))
     return None

@@ -63,7 +63,9 @@ class _Step:
         data, rows, may_be_empty = _as_slots(strategy, data)
         per_replica, plan = self._compute(strategy, data, rows, may_be_empty)
         self._report_uncovered_randomness()
-        summed = strategy.extended.sum_over_replicas(per_replica, self._name, counts_step=bool(plan.num_gradients))
+        summed = strategy.extended.sum_over_replicas(
+            per_replica, self._name, counts_step=bool(plan.num_gradients)
+        )
         return self._apply(strategy, plan, summed)
 
     # --- compute ------------------------------------------------------------------------------------------------
@@ -77,15 +79,18 @@ class _Step:
                 self._masked = self._in_place = True
                 logging.info(
                     "`%s` of model `%s` is applied in place because %s. Results are the same; nothing overlaps.",
-                    "train_step", self.model.name, reason,
+                    "train_step",
+                    self.model.name,
+                    reason,
                 )
 
     def _compute_once(self, strategy, data, rows, may_be_empty):
-        plans = {}
+        plans: dict = {}
         metrics = self.model.metrics
         with watching_results(metrics):
             per_replica = strategy.extended.call_for_each_replica(
-                lambda batch: self._compute_on_replica(strategy, batch, rows, may_be_empty, plans), args=(data,)
+                lambda batch: self._compute_on_replica(strategy, batch, rows, may_be_empty, plans),
+                args=(data,),
             )
         num_local = len(strategy.extended.worker_devices)
         values = [
@@ -120,7 +125,9 @@ class _Step:
             return _listed(_mask_sparse(frame, run(batch, guarded=False)))
         has_rows, frame.has_rows = frame.has_rows, None
         try:
-            return _listed(tf.cond(has_rows, lambda: run(data, True), lambda: computed.zeros_of(plans[local])))
+            return _listed(
+                tf.cond(has_rows, lambda: run(data, True), lambda: computed.zeros_of(plans[local]))
+            )
         except ValueError as error:
             if "is not known before the step runs" not in str(error):
                 raise
@@ -156,7 +163,9 @@ class _Step:
             drawn = None
             if local == 0:
                 with keras.StatelessScope(state_mapping=assignments, initialize_variables=False):
-                    drawn = computed.draw_logs(plan, [values[0] for values in logs], lambda metric: metric.result())
+                    drawn = computed.draw_logs(
+                        plan, [values[0] for values in logs], lambda metric: metric.result()
+                    )
             for variable, value in assignments:
                 variable.assign(value)
             return drawn
@@ -203,9 +212,10 @@ class PredictStep(_Step):
         if strategy.num_replicas_in_sync == 1:
             return extended.call_for_each_replica(self.python_step, args=(data,))
         data, rows, may_be_empty = _as_slots(strategy, data)
-        structures = {}
+        structures: dict = {}
         per_replica = extended.call_for_each_replica(
-            lambda batch: self._predict_on_replica(strategy, batch, rows, may_be_empty, structures), args=(data,)
+            lambda batch: self._predict_on_replica(strategy, batch, rows, may_be_empty, structures),
+            args=(data,),
         )
         num_local = len(extended.worker_devices)
         flat = [[value] if num_local == 1 else list(value.values) for value in per_replica]
@@ -215,7 +225,7 @@ class PredictStep(_Step):
     def _predict_on_replica(self, strategy, data, rows, may_be_empty, structures):
         local = tf.distribute.get_replica_context()._replica_id
         frame = strategy.frame_of_this_replica(rows)
-        specs = []
+        specs: list = []
 
         def run(batch):
             scope = RecordingScope(Recorder(None, in_place=False), ())
@@ -246,8 +256,8 @@ def _as_slots(strategy, data):
     rows = slot_values.rows_of(data)
     extended = strategy.extended
     if rows is not None:
-        known = [batches.static_num_rows(spec) for spec in _first_component_specs(data)]
-        return data, rows, any(not count for count in known)
+        fixed = [batches.static_num_rows(spec) for spec in _first_component_specs(data)]
+        return data, rows, any(not count for count in fixed)
     if any(isinstance(leaf, compat.DistributedValues) for leaf in tf.nest.flatten(data)):
         num_slots = strategy.num_replicas_in_sync
         return data, tf.ones([num_slots], tf.int64), False
