@@ -47,6 +47,7 @@ TensorFlowCollectives = cross_device_ops.CollectiveAllReduce
 InputContext = distribute_lib.InputContext
 ReplicaContext = distribute_lib.ReplicaContext
 UpdateContext = distribute_lib.UpdateContext
+ValueContext = distribute_lib.ValueContext
 SingleDevice = numpy_dataset.SingleDevice
 call_for_each_replica_in_threads = mirrored_run.call_for_each_replica
 select_replica = distribute_utils.select_replica

@@ -214,6 +214,31 @@ def test_seed_state_moves_on_as_on_one_device():
     assert states == [[1, 8]] * 3
 
 
+class GeneratorNoise(keras.layers.Layer):
+    """Draws from a tf.random.Generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = tf.random.Generator.from_seed(3)
+
+    def call(self, x, training=False):
+        return x + self.generator.normal(tf.shape(x), dtype=x.dtype) if training else x
+
+
+def test_generator_state_is_one_on_all_replicas_after_ragged_batches():
+    def make():
+        return [GeneratorNoise(), dense(1)]
+
+    first, again = (
+        layout_run(4, make),
+        layout_run(4, make),
+    )  # Batches of 4, 4, 4 and 2 rows: two replicas idle.
+    for one, other in zip(first.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    states = {tuple(component.numpy()) for component in first.layers[0].generator.state.values}
+    assert len(states) == 1
+
+
 def test_stateful_random_ops_are_reported(caplog):
     caplog.set_level("WARNING", logger="absl")
 

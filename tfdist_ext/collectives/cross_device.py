@@ -81,14 +81,14 @@ class RingAllReduce(tf.distribute.CrossDeviceOps):
         ]
 
     def _gather_implementation(self, per_replica_value, destinations, axis, options):
-        # In the order of replica ids: worker by worker, as tf.distribute promises.
+        # In the order of replica ids, as tf.distribute promises.
         del options
         values = [tf.convert_to_tensor(value) for value in per_replica_value.values]
         gathered = self.gather(values, axis)
         return compat.broadcast_to_devices(gathered, destinations, always_mirrored=True)
 
     def gather(self, values, axis):
-        """Concatenates the tensors of all replicas, worker by worker.
+        """Concatenates the tensors of all replicas, slot by slot.
 
         Args:
             values: Local replicas' tensors, of one rank >= 1.
@@ -97,15 +97,15 @@ class RingAllReduce(tf.distribute.CrossDeviceOps):
         Returns:
             One tensor.
         """
-        rank = values[0].shape.rank
-        joined = tf.concat(values, axis=axis)
         if self._host is None:
-            return joined
+            return tf.concat(values, axis=axis)
+        rank = values[0].shape.rank
         # Unequal sizes are exchanged along the first dimension.
-        order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], axis=0) if rank > 1 else [0]
-        moved = tf.transpose(joined, order)
-        everyone = tf.concat(self._host.gather(moved, "gather"), axis=0)
-        return tf.transpose(everyone, tf.math.invert_permutation(order)) if rank > 1 else everyone
+        order = [axis, *(i for i in range(rank) if i != axis)]
+        by_slot = []
+        for value in values:
+            by_slot += self._host.gather(tf.transpose(value, order), "gather")
+        return tf.transpose(tf.concat(by_slot, axis=0), tf.math.invert_permutation(order))
 
 
 def _divided(value, count: int):

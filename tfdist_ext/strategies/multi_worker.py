@@ -61,6 +61,18 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
         self._local_device_type = "GPU" if "GPU" in devices[0] else "CPU"
         self._rpc_layer = cluster.rpc_layer
 
+    def _get_replica_id_in_sync_group(self, replica_id):
+        # The slot, so that whatever depends on the id (tf.random.Generator) is the same for 1x4, 2x2 and 4x1.
+        return self.slot_of_local_replica(replica_id)
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group // self.num_workers
+
+    def _experimental_distribute_values_from_function(self, value_fn):
+        slots = self.local_slots
+        contexts = [compat.ValueContext(slot, self._num_replicas_in_sync) for slot in slots]
+        return compat.regroup([value_fn(context) for context in contexts], always_wrap=True)
+
     def _in_multi_worker_mode(self):
         # Asked by Keras alone, to average logs over workers once more: ours are the global batch's already.
         return False

@@ -57,7 +57,7 @@ def kind_of_update(variable, tensor) -> str:
     return "mean"
 
 
-def pack(frame, is_first, recorder, scope, logs):
+def pack(frame, is_first, recorder, scope, logs, generators=()):
     """Turns what one replica computed into tensors to sum, and their plan.
 
     Args:
@@ -66,6 +66,8 @@ def pack(frame, is_first, recorder, scope, logs):
         recorder: The replica's `Recorder`.
         scope: The replica's `RecordingScope`.
         logs: What the step returned.
+        generators: `tf.random.Generator`s of the model. They move on by themselves, but not on a replica without
+            rows: the first one's state is everybody's.
 
     Returns:
         Pair of the list of tensors and the `Plan`.
@@ -79,6 +81,9 @@ def pack(frame, is_first, recorder, scope, logs):
             new = new - tf.convert_to_tensor(variable._value)
         updates.append((variable, kind))
         tensors.append(_summable(frame, is_first, kind, new))
+    for generator in generators:
+        updates.append((generator.state, "first"))
+        tensors.append(_summable(frame, is_first, "first", tf.convert_to_tensor(generator.state)))
     plan = Plan(list(recorder.variables), updates, None, [])
 
     def plan_log(leaf):

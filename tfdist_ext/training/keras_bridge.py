@@ -15,7 +15,7 @@ from absl import logging
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
-from tfdist_ext.training import agreement, losses, optimizers
+from tfdist_ext.training import agreement, losses, optimizers, saving
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
 
 _installed = False
@@ -43,6 +43,8 @@ def install() -> None:
         _replace(trainer, name, _MAKERS[name])
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _replace(trainer, name, _translating)
+    for name in ("save", "save_weights"):
+        _replace(keras.Model, name, lambda original: saving.atomically(original, strategy_of))
     _replace(trainer, "compile", _compile)
     _replace(compat.KerasBaseOptimizer, "apply", optimizers.dispatch)
     _replace(keras.optimizers.LossScaleOptimizer, "apply", optimizers.dispatch)

@@ -6,6 +6,7 @@ keep their state inside the runtime, where nobody can set or save it; they are r
 
 from __future__ import annotations
 
+import tensorflow as tf
 from absl import logging
 
 _STATEFUL_RANDOM = frozenset(
@@ -14,6 +15,16 @@ _STATEFUL_RANDOM = frozenset(
         "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "Multinomial", "ParameterizedTruncatedNormal",
     }
 )  # fmt: skip
+
+
+def generators_of(model) -> list:
+    """Returns the `tf.random.Generator`s that are attributes of the model or of its layers, each once."""
+    found: dict[int, tf.random.Generator] = {}
+    for layer in [model, *model._flatten_layers(include_self=False)]:
+        for value in vars(layer).values():
+            if isinstance(value, tf.random.Generator):
+                found[id(value)] = value
+    return list(found.values())
 
 
 def stateful_random_ops(graph) -> list[str]:

@@ -115,7 +115,8 @@ class _Step:
             scope = RecordingScope(frame.recorder, self._deferred_variables())
             with frames.entered(frame), scope:
                 logs = self.python_step(batch)
-            tensors, plans[local] = computed.pack(frame, is_first, frame.recorder, scope, logs)
+            generators = random_ops.generators_of(self.model)
+            tensors, plans[local] = computed.pack(frame, is_first, frame.recorder, scope, logs, generators)
             return tensors
 
         if not may_be_empty:
@@ -162,7 +163,8 @@ class _Step:
                 optimizers.apply(self._optimizer, [g[local] for g in gradients], plan.gradient_variables)
             drawn = None
             if local == 0:
-                with keras.StatelessScope(state_mapping=assignments, initialize_variables=False):
+                updated = [pair for pair in assignments if isinstance(pair[0], keras.Variable)]
+                with keras.StatelessScope(state_mapping=updated, initialize_variables=False):
                     drawn = computed.draw_logs(
                         plan, [values[0] for values in logs], lambda metric: metric.result()
                     )
