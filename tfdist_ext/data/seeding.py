@@ -8,6 +8,7 @@ datasets are left as they are.
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +16,9 @@ import tensorflow as tf
 from tfdist_ext import compat
 
 _SHUFFLES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "RandomDataset", "RejectionResample")
+# Position of the input that is a handle to a generator of seeds.
+_WITH_SEED_GENERATOR = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5}
+_generators = itertools.count()
 
 
 def agreed_order(dataset, extended):
@@ -27,13 +31,14 @@ def agreed_order(dataset, extended):
         extended: Extended object of the strategy.
 
     Returns:
-        Function `pass number -> tf.data.Dataset`.
+        Pair of a function `pass number -> tf.data.Dataset`, and whether one dataset serves all passes. A shuffle
+        with a seed draws a new order each pass by itself; a random op inside a `map` would repeat itself.
     """
     if extended.num_workers == 1:
-        return lambda _: dataset
+        return (lambda _: dataset), True
     base = int(extended.process_group.broadcast(_fresh_seed(), name="input/seed")[0])
     if not _has_unseeded_op(dataset):
-        return lambda _: dataset
+        return (lambda _: dataset), True
     try:
         graph = tf.compat.v1.GraphDef.FromString(compat.serialized_graph(dataset).numpy())
     except (tf.errors.OpError, ValueError, TypeError) as error:
@@ -47,7 +52,8 @@ def agreed_order(dataset, extended):
         variant = compat.dataset_from_graph(seeded.SerializeToString())
         return compat.VariantDataset(variant, dataset.element_spec)
 
-    return open_pass
+    in_functions = any(_is_unseeded_random(node) for f in graph.library.function for node in f.node_def)
+    return open_pass, not in_functions
 
 
 def _fresh_seed() -> np.ndarray:
@@ -120,3 +126,19 @@ def _seed_inputs(graph, constants, node, seed: int) -> None:
         constant.name = f"{node.name.replace('/', '_')}_agreed_seed_{offset}"
         constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed + offset, tf.int64))
         node.input[position] = constant.name
+    if node.op in _WITH_SEED_GENERATOR:
+        _forget_seed_generator(graph, constants, node)
+
+
+def _forget_seed_generator(graph, constants, node) -> None:
+    """Renames the generator that a reshuffling dataset draws from.
+
+    The original one exists and was seeded by chance, so the seed inputs would count for nothing. One of a name
+    that nobody knows is made from them.
+    """
+    position = _WITH_SEED_GENERATOR[node.op]
+    constant = graph.node.add()
+    constant.CopyFrom(constants[node.input[position]])
+    constant.name = f"{node.name.replace('/', '_')}_agreed_seed_generator"
+    constant.attr["value"].tensor.resource_handle_val[0].name = f"tfdist_ext/seed_generator/{next(_generators)}"
+    node.input[position] = constant.name
