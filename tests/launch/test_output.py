@@ -1,6 +1,7 @@
 """Lines leave whole and readable, whatever bytes come in."""
 
 import io
+import re
 import threading
 
 import hypothesis
@@ -87,3 +88,9 @@ def test_a_reader_that_left_does_not_stop_the_tasks():
     printer = PrefixedPrinter(Closed())
     printer.write("t", ["a"])
     printer.write("t", ["b"])
+
+
+def test_hidden_lines_are_not_shown():
+    stream = io.BytesIO()
+    PrefixedPrinter(stream, hidden=re.compile("noise|I0000")).write("t", ["noise 1", "a noise", "I0000 x"])
+    assert stream.getvalue() == b"[t] a noise\n"
