@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Segments start at multiples of this, so that TensorFlow takes each one over without a copy.
-ALIGNMENT_BYTES = 64
+from tfdist_ext.collectives.buffer_pool import ALIGNMENT_BYTES
+
+# Segments start at multiples of the alignment, so that TensorFlow takes each one over without a copy.
 
 
 def plan_buckets(

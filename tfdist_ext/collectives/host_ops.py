@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_ext.collectives import buckets
+from tfdist_ext.collectives.buffer_pool import BufferPool
 
 _HOST = "/device:CPU:0"
 
@@ -38,6 +39,7 @@ class HostCollectives:
         self._last: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._waiting: dict[int, Any] = {}
         self._numbers = itertools.count()
+        self._buffers = BufferPool()
 
     # --- operations --------------------------------------------------------------------------------------------
     def sum(self, tensors, name: str, counts_step: bool = False) -> list:
@@ -108,7 +110,7 @@ class HostCollectives:
     def _pack(self, arrays):
         lengths = [array.size for array in arrays]
         starts, total = buckets.segment_starts(lengths, arrays[0].itemsize)
-        buffer = _aligned(total, arrays[0].dtype)
+        buffer = self._buffers.take(total, arrays[0].dtype)
         for array, start, length in zip(arrays, starts, lengths, strict=True):
             # The input may alias a TensorFlow buffer: it is copied, never reduced in place.
             buffer[start : start + length] = array.reshape(-1)
@@ -174,13 +176,6 @@ class HostCollectives:
 
 
 _HANDLE = tf.TensorSpec([], tf.int64)
-
-
-def _aligned(length: int, dtype) -> np.ndarray:
-    raw = np.empty(length * dtype.itemsize + buckets.ALIGNMENT_BYTES, np.uint8)
-    offset = -raw.ctypes.data % buckets.ALIGNMENT_BYTES
-    buffer = raw[offset : offset + length * dtype.itemsize].view(dtype)
-    return buffer
 
 
 def _unpack(buffer, starts, shapes):
