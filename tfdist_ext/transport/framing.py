@@ -35,6 +35,7 @@ class Kind(enum.IntEnum):
     GOODBYE = 4
     ACKNOWLEDGE_GOODBYE = 5
     LOST = 6
+    BULK_DATA = 7
 
 
 class Header(NamedTuple):
@@ -67,7 +68,7 @@ def unpack_head(head: bytes | memoryview, num_tasks: int) -> tuple[Header, bytes
         raise ProtocolViolation("a message of another protocol")
     if version != PROTOCOL_VERSION and kind != Kind.HELLO:
         raise ProtocolViolation(f"protocol version {version}")
-    if not Kind.HELLO <= kind <= Kind.LOST:
+    if not Kind.HELLO <= kind <= Kind.BULK_DATA:
         raise ProtocolViolation(f"message kind {kind}")
     if source >= num_tasks:
         raise ProtocolViolation(f"source rank {source} in a group of {num_tasks}")

@@ -30,6 +30,7 @@ class Identity:
         incarnation: Random number that tells this process from an earlier one at the same address.
         settings: Values that must be equal on all tasks, such as chunk sizes.
         hello: Any JSON fields that every other task gets to see.
+        bulk: Where large messages may go on this host, `{"host": ..., "endpoint": ...}`, or nothing.
     """
 
     group_name: str
@@ -38,6 +39,7 @@ class Identity:
     incarnation: int
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     hello: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    bulk: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def agreed_fields(self) -> dict[str, Any]:
         """The fields on which all tasks must agree."""
@@ -93,6 +95,7 @@ class Handshake:
             "group": self._identity.group_name,
             "agreed": self._identity.agreed_fields(),
             "hello": dict(self._identity.hello),
+            "bulk": dict(self._identity.bulk),
         }
         return [(rank, Kind.HELLO, fields), *self._acknowledge(rank)]
 

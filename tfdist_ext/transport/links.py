@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import os
+import pathlib
 from collections.abc import Iterator
 
 import zmq
@@ -97,6 +99,42 @@ class Link:
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._socket.close(linger=round(1000 * linger_seconds))
+
+
+class BulkLink:
+    """A second way to a peer on the same host, for large messages only: a Unix socket costs less than loopback TCP.
+
+    It needs no liveness of its own: the peer's `Link` stays idle enough for heartbeats, even in mid-transfer.
+    """
+
+    def __init__(self, context: zmq.Context, endpoint: str, curve: Curve | None):
+        self.num_sent = 0
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.linger = 0
+        self._socket.sndhwm = 0
+        if curve is not None:
+            curve.protect_connector(self._socket)
+        self._socket.connect(endpoint)
+
+    def send(self, head: bytes, payload, *, track: bool = False) -> zmq.MessageTracker | None:
+        """Queues one message without copying it; see `Link.send`."""
+        self.num_sent += 1
+        self._socket.send(head, zmq.NOBLOCK | zmq.SNDMORE)
+        return self._socket.send(payload, zmq.NOBLOCK, copy=False, track=track)
+
+    def close(self, linger_seconds: float = 0.0) -> None:
+        """Closes the link, giving what is queued `linger_seconds` to leave."""
+        if not self._socket.closed:
+            self._socket.close(linger=round(1000 * linger_seconds))
+
+
+def this_host() -> str | None:
+    """Returns a text that is the same for two processes that can share an abstract Unix socket, or None."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return None  # Not Linux: there are no abstract sockets either.
 
 
 def open_listener(context: zmq.Context, address: Address, task_name: str, curve: Curve | None) -> zmq.Socket:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import json
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -20,10 +22,20 @@ from tfdist_ext.transport.engine import Engine
 from tfdist_ext.transport.framing import Kind, ProtocolViolation
 from tfdist_ext.transport.handler import Handler
 from tfdist_ext.transport.handshake import Handshake, Identity, Outgoing
-from tfdist_ext.transport.links import Link, LinkEvent, open_listener, receive
+from tfdist_ext.transport.links import (
+    ZERO_COPY_BYTES,
+    BulkLink,
+    Link,
+    LinkEvent,
+    open_listener,
+    receive,
+    this_host,
+)
 
 _EMPTY = memoryview(b"")
 _MESSAGES_PER_ROUND = 64
+# The @ makes it an abstract socket, which has no file and ends with its process.
+_BULK_PREFIX = "ipc://@tfdist_ext-"
 
 
 class _State(enum.Enum):
@@ -63,10 +75,13 @@ class Mesh:
         self._names = identity.task_names
         self._incarnation = identity.incarnation
         self._handler = handler
-        self._handshake = Handshake(identity)
+        self._bulk_endpoint = _bulk_endpoint()
+        self._handshake = Handshake(dataclasses.replace(identity, bulk=self._bulk_endpoint))
         self._peer_timeout_seconds = peer_timeout_seconds
         self._states = {rank: _State.ALIVE for rank in range(len(addresses)) if rank != self._rank}
         self._expected = dict.fromkeys(self._states, 0)
+        self._expected_bulk = dict.fromkeys(self._states, 0)
+        self._bulk_links: dict[int, BulkLink] = {}
         self._formed = threading.Event()
         self._start_error: Exception | None = None
         self._closing_until: float | None = None
@@ -79,7 +94,8 @@ class Mesh:
             on_crash=lambda error: handler.closed(error),
             on_stop=self._close_sockets,
         )
-        self._open_sockets(security.Curve(secret) if secret else None)
+        self._curve = security.Curve(secret) if secret else None
+        self._open_sockets(self._curve)
         self._engine.start()
 
     def _open_sockets(self, curve: security.Curve | None) -> None:
@@ -90,6 +106,8 @@ class Mesh:
                 self._engine.watch(gatekeeper.socket, gatekeeper.answer_requests)
             own_address = self._addresses[self._rank]
             self._listener = open_listener(self._context, own_address, self._names[self._rank], curve)
+            if self._bulk_endpoint:
+                self._listener.bind(self._bulk_endpoint["endpoint"])
             self._links = {
                 rank: Link(self._context, self._addresses[rank], curve, self._peer_timeout_seconds)
                 for rank in self._states
@@ -161,7 +179,9 @@ class Mesh:
         return self._send(rank, Kind.DATA, body, payload, track)
 
     def _send(self, rank: int, kind: Kind, body: bytes = b"", payload=_EMPTY, track: bool = False):
-        link = self._links[rank]
+        link: Link | BulkLink = self._links[rank]
+        if kind is Kind.DATA and payload.nbytes >= ZERO_COPY_BYTES and rank in self._bulk_links:
+            kind, link = Kind.BULK_DATA, self._bulk_links[rank]
         head = framing.pack_head(kind, self._rank, self._incarnation, link.num_sent, body)
         return link.send(head, payload, track=track)
 
@@ -169,6 +189,8 @@ class Mesh:
         for rank, kind, fields in messages:
             if kind is Kind.HELLO:
                 self._links[rank].restart_sequence()
+                if rank in self._bulk_links:
+                    self._bulk_links[rank].num_sent = 0
             self._send(rank, kind, payload=memoryview(framing.pack_json(fields)))
 
     def _receive_messages(self, limit: int = _MESSAGES_PER_ROUND) -> None:
@@ -191,23 +213,34 @@ class Mesh:
             return
         known = header.incarnation == self._handshake.incarnation(source)
         if kind is Kind.HELLO and not self._formed.is_set():
-            self._send_fields(
-                self._handshake.receive_hello(source, header.incarnation, framing.unpack_json(payload))
-            )
-            self._expected[source] = 1
+            fields = framing.unpack_json(payload)
+            self._send_fields(self._handshake.receive_hello(source, header.incarnation, fields))
+            self._expected[source], self._expected_bulk[source] = 1, 0
+            self._open_bulk_link(source, fields.get("bulk"))
             return
         if not known:
             raise ProtocolViolation(f"a message of another process that claims to be {self._names[source]}")
-        if header.sequence != self._expected[source] or kind is Kind.HELLO:
+        expected = self._expected_bulk if kind is Kind.BULK_DATA else self._expected
+        if header.sequence != expected[source] or kind is Kind.HELLO:
             if not self._formed.is_set():
                 raise ProtocolViolation(f"a message of an earlier link of {self._names[source]}")
             self._lose(source, "messages were lost on the way from it")
             return
-        self._expected[source] += 1
-        if kind is Kind.DATA:
+        expected[source] += 1
+        if kind in (Kind.DATA, Kind.BULK_DATA):
             self._handler.receive(source, body, payload)
         else:
             self._handle_control(source, kind, payload)
+
+    def _open_bulk_link(self, rank: int, bulk: Any) -> None:
+        """Opens the way for large messages to a peer on this host, anew for each of its processes."""
+        if rank in self._bulk_links:
+            self._bulk_links.pop(rank).close()
+        if not isinstance(bulk, dict) or not self._bulk_endpoint:
+            return
+        endpoint = str(bulk.get("endpoint"))
+        if bulk.get("host") == self._bulk_endpoint["host"] and endpoint.startswith(_BULK_PREFIX):
+            self._bulk_links[rank] = BulkLink(self._context, endpoint, self._curve)
 
     def _handle_control(self, source: int, kind: Kind, payload: memoryview) -> None:
         if kind is Kind.ACKNOWLEDGE_HELLO:
@@ -260,6 +293,8 @@ class Mesh:
         self._unacknowledged.discard(rank)
         self._engine.unwatch(self._links[rank].monitor)
         self._links[rank].close()
+        if rank in self._bulk_links:
+            self._bulk_links.pop(rank).close()
 
     def _tick(self) -> float:
         if self._closing_until is not None:
@@ -302,4 +337,13 @@ class Mesh:
             # Acknowledged goodbyes mean that everything arrived. What lingers is the HELLO of a failed start,
             # and our acknowledgement of a goodbye that crossed our own.
             link.close(linger_seconds=0.5)
+        for bulk_link in self._bulk_links.values():
+            # Goodbyes go the other way, and may have overtaken the last large messages.
+            bulk_link.close(linger_seconds=0.5)
         self._context.destroy()
+
+
+def _bulk_endpoint() -> dict[str, str]:
+    """Returns a new endpoint for large messages between processes of this host, or nothing where there is none."""
+    host = this_host()
+    return {"host": host, "endpoint": f"{_BULK_PREFIX}{secrets.token_hex(16)}"} if host else {}
