@@ -63,6 +63,13 @@ broadcast_to_devices = cross_device_ops.simple_broadcast
 copy_to_device = cross_device_utils.copy_tensor_or_indexed_slices_to_device
 DeviceSpec = device_spec.DeviceSpecV2
 
+# Keras knows a distributed dataset by the name and the module of one of its base classes.
+DistributedDataset: Any = type(
+    "DistributedDataset",
+    (tf.distribute.DistributedDataset,),
+    {"__module__": tf.distribute.DistributedDataset.__module__},
+)
+
 # --- Values and variables -----------------------------------------------------------------------------------
 DistributedValues = values.DistributedValues
 DistributedVariable = values.DistributedVariable

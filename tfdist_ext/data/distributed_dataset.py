@@ -37,7 +37,7 @@ class OpenLocal:
         return self.open_pass(number)
 
 
-class DistributedDataset(tf.distribute.DistributedDataset):
+class DistributedDataset(compat.DistributedDataset):
     """The dataset of one worker, distributed over its replicas.
 
     Iterating it opens a new pass over the data. `sharding` says what was decided and why.

@@ -17,7 +17,7 @@ from tfdist_ext import compat
 
 _SHUFFLES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "RandomDataset", "RejectionResample")
 # Position of the input that is a handle to a generator of seeds.
-_WITH_SEED_GENERATOR = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5}
+_WITH_SEED_GENERATOR = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "RandomDatasetV2": 2}
 _generators = itertools.count()
 
 
@@ -140,5 +140,6 @@ def _forget_seed_generator(graph, constants, node) -> None:
     constant = graph.node.add()
     constant.CopyFrom(constants[node.input[position]])
     constant.name = f"{node.name.replace('/', '_')}_agreed_seed_generator"
-    constant.attr["value"].tensor.resource_handle_val[0].name = f"tfdist_ext/seed_generator/{next(_generators)}"
+    (handle,) = constant.attr["value"].tensor.resource_handle_val
+    handle.name = f"tfdist_ext/seed_generator/{next(_generators)}"
     node.input[position] = constant.name

@@ -69,30 +69,38 @@ def decide(dataset, extended) -> tuple[Sharding, tf.data.Dataset]:
             f"auto_shard_policy=FILE cannot divide this dataset over {extended.num_workers} workers: {problem}. "
             "Write at least as many files as workers, or set auto_shard_policy to DATA."
         )
-    if _reads_files(dataset):
+    if _file_sources(dataset):
         logging.warning("Input is divided by rows (DATA), not by files: %s.", problem)
     return Sharding("DATA", f"AUTO chose rows: {problem}"), dataset
 
 
 def _shard_by_file(dataset, extended):
-    if not _reads_files(dataset):
+    sources = _file_sources(dataset)
+    if not sources:
         return None, "the source is not files"
-    specs = tf.nest.flatten(dataset.element_spec, expand_composites=True)
     try:
-        variant = compat.auto_shard_dataset(
-            compat.dataset_variant(dataset),
-            num_workers=extended.num_workers,
-            index=extended.worker_index,
-            auto_shard_policy=_POLICIES.FILE.value,
-            num_replicas=extended.num_workers,
-            output_types=[spec.dtype for spec in specs],
-            output_shapes=[spec.shape for spec in specs],
-        )
-        sharded = compat.VariantDataset(variant, dataset.element_spec)
-        iter(sharded)  # Too few files are reported when the first iterator is made.
+        sharded = _sharded(dataset, extended)
+        iter(sharded)
+        for source in sources:
+            # Too few files are reported when the first element is read; here that is one record, not a batch.
+            next(iter(_sharded(source, extended)), None)
         return sharded, None
     except (tf.errors.OpError, ValueError) as error:
         return None, str(getattr(error, "message", error)).split(". ")[0].strip().rstrip(".").split("\n")[0]
+
+
+def _sharded(dataset, extended) -> tf.data.Dataset:
+    specs = tf.nest.flatten(dataset.element_spec, expand_composites=True)
+    variant = compat.auto_shard_dataset(
+        compat.dataset_variant(dataset),
+        num_workers=extended.num_workers,
+        index=extended.worker_index,
+        auto_shard_policy=_POLICIES.FILE.value,
+        num_replicas=extended.num_workers,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+    )
+    return compat.VariantDataset(variant, dataset.element_spec)
 
 
 def _first_problem(problem, extended) -> str | None:
@@ -104,20 +112,24 @@ def _first_problem(problem, extended) -> str | None:
     return None
 
 
-def _reads_files(dataset) -> bool:
-    pending, seen = [dataset], set()
+def _file_sources(dataset) -> list:
+    """Returns the datasets that open files, or whose functions do."""
+    sources, pending, seen = [], [dataset], set()
     while pending:
         node = pending.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if any(reader in compat.dataset_type_name(node) for reader in _FILE_READERS):
-            return True
-        for function in compat.dataset_functions(node):
-            if any(op.type.startswith(_FILE_READERS) for op in function.graph.get_operations()):
-                return True
-        pending.extend(compat.dataset_inputs(node))
-    return False
+        functions = compat.dataset_functions(node)
+        if any(reader in compat.dataset_type_name(node) for reader in _FILE_READERS) or any(
+            op.type.startswith(_FILE_READERS)
+            for function in functions
+            for op in function.graph.get_operations()
+        ):
+            sources.append(node)
+        else:
+            pending.extend(compat.dataset_inputs(node))
+    return sources
 
 
 def split_batches(dataset, num_parts: int):

@@ -6,6 +6,7 @@ that lost a peer is left, and the next strategy forms it anew.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 
@@ -18,6 +19,8 @@ from tfdist_ext.collectives import ProcessGroup
 
 _lock = threading.Lock()
 _groups: dict[tuple, GroupMembership] = {}
+# Innermost last: a callback may train another model.
+_in_use: list[ProcessGroup | None] = []
 
 
 class GroupMembership:
@@ -115,12 +118,20 @@ def join(
         return _groups[key]
 
 
-def current_group() -> ProcessGroup | None:
-    """Returns the group that this process trains in, or None where it trains alone.
+@contextlib.contextmanager
+def in_use(group: ProcessGroup | None):
+    """Makes `group` the current one while Keras works on a model of its strategy; None for any other model."""
+    _in_use.append(group)
+    try:
+        yield
+    finally:
+        _in_use.remove(group)
 
-    Keras' shuffles of NumPy and PyDataset input ask it: they know of no strategy.
+
+def current_group() -> ProcessGroup | None:
+    """Returns the group of the model that Keras works on, or None where that is of one process.
+
+    Keras' shuffles of NumPy and PyDataset input ask it: they know of no strategy, and some run on threads of
+    the input pipeline.
     """
-    for membership in reversed(list(_groups.values())):
-        if membership.group.last_failure is None:
-            return membership.group
-    return None
+    return _in_use[-1] if _in_use else None

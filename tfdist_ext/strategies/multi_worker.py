@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist_ext import cluster as cluster_lib
-from tfdist_ext import compat
+from tfdist_ext import compat, errors
 from tfdist_ext.collectives.cross_device import RingAllReduce
 from tfdist_ext.collectives.host_ops import HostCollectives
 from tfdist_ext.strategies import groups
@@ -91,9 +91,24 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
             if self._host is None:
                 return value
             # The chief's value, so that unseeded workers start from the same weights.
-            return self._host.broadcast(value, f"variable/{kwargs.get('name')}")
+            try:
+                return self._host.broadcast(value, f"variable/{kwargs.get('name')}")
+            except errors.SignatureMismatchError as error:
+                raise self._models_differ(error) from None
 
         return initial_value
+
+    def _models_differ(self, error: errors.SignatureMismatchError) -> errors.ConfigurationMismatchError:
+        group = self.process_group
+        own = group.task_names[group.rank]
+        mismatch = errors.ConfigurationMismatchError(
+            f"The workers build different models: {error} Build the model from the same code and arguments on every "
+            "task.",
+            field="model_variables",
+            tasks=tuple(sorted((own, error.task), key=group.task_names.index)),
+        )
+        self._container_strategy().note_failure(mismatch)
+        return mismatch
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         # The parent would launch TensorFlow's collectives from inside each replica.

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 import numpy as np
 
 from tfdist_ext import compat, errors
 from tfdist_ext.strategies import groups
 
+_NUMBER = re.compile(r"_\d+(?=/|$)")
+
 
 def variable_specs(model) -> list[list]:
-    """Returns `[path, shape, dtype]` of every variable of a model, in order."""
-    return [[v.path, list(v.shape), str(v.dtype)] for v in model.variables]
+    """Returns `[path, shape, dtype]` of every variable of a model, in order.
+
+    Keras numbers the layers of a process (`dense_1`); a task that made another model before, or that was
+    restarted, counts differently. So the numbers are left out.
+    """
+    return [[_NUMBER.sub("", v.path), list(v.shape), str(v.dtype)] for v in model.variables]
 
 
 def check_model(strategy, model) -> None:

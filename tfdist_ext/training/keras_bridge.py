@@ -12,8 +12,9 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdist_ext import compat
+from tfdist_ext import compat, errors
 from tfdist_ext.strategies import frame as frames
+from tfdist_ext.strategies import groups
 from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
 from tfdist_ext.training import agreement, losses, optimizers, saving
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
@@ -119,7 +120,9 @@ def _maybe_symbolic_build(original):
         with strategy.scope():
             try:
                 self._symbolic_build(data_batch=data_batch)
-            except Exception:
+            except Exception as error:
+                if isinstance(error.__context__, errors.TfdistError):
+                    raise error.__context__ from None  # Keras wraps what stops a build.
                 if not _parts_are_built(self):
                     raise
                 # A model without `call` (a GAN, a distiller): its parts are built and its train_step knows them.
@@ -158,8 +161,9 @@ def _translating(original):
     def translated(self, *args, **kwargs):
         strategy = strategy_of(self)
         if strategy is None:
-            return original(self, *args, **kwargs)
-        with strategy.translating_failures():
+            with groups.in_use(None):
+                return original(self, *args, **kwargs)
+        with groups.in_use(strategy.extended.process_group), strategy.translating_failures():
             return original(self, *args, **kwargs)
 
     return translated

@@ -25,6 +25,12 @@ def install() -> None:
     module.scale_loss_for_distribution = lambda value: frames.scale_loss(value, scale)
     module.unscale_loss_for_distribution = lambda value: frames.unscale_loss(value, unscale)
 
+    def reduced(values, sample_weight, mask, reduction, dtype):
+        loss = reduce(values, sample_weight, mask, reduction, dtype)
+        # Keras returns the losses of a batch that is known to be empty unreduced: an array instead of a number.
+        known_empty = reduction not in (None, "none") and tuple(loss.shape) == (0,)
+        return tf.reduce_sum(loss) if known_empty else loss
+
     def reduce_weighted_values(
         values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
     ):
@@ -35,10 +41,10 @@ def install() -> None:
         frame.loss_was_scaled = True
         denominator = _own_denominator(values, sample_weight, mask, reduction, dtype)
         if denominator is None:
-            return reduce(values, sample_weight, mask, reduction, dtype)
+            return reduced(values, sample_weight, mask, reduction, dtype)
         frame.loss_weight = frames.weight_of_denominator(denominator)
         try:
-            return reduce(values, sample_weight, mask, reduction, dtype)
+            return reduced(values, sample_weight, mask, reduction, dtype)
         finally:
             frame.loss_weight = None
 

@@ -30,7 +30,8 @@ def apply(optimizer, gradients, variables) -> None:
 def build_if_needed(optimizer, variables) -> None:
     """Creates the optimizer's variables outside of the graph being traced."""
     if not optimizer.built:
-        with tf.init_scope():
+        # A single local replica is traced on this thread, inside its stateless scope.
+        with frames.outside_of_replica(), tf.init_scope():
             optimizer.build(list(variables))
 
 
