@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist_ext import compat
@@ -27,10 +28,12 @@ class OpenLocal:
     Attributes:
         open_pass: Function of the pass number that returns the local pipeline.
         same_each_pass: True where the pipeline of the first pass serves all later ones.
+        exchanges: True where workers must tell each other batch by batch who still has data.
     """
 
     open_pass: Callable
     same_each_pass: bool = True
+    exchanges: bool = True
 
     def __call__(self, number: int):
         """Returns the local pipeline of a pass."""
@@ -84,16 +87,20 @@ class DistributedDataset(compat.DistributedDataset):
             raise RuntimeError(
                 "Open the iterator of a distributed dataset outside of tf.function, then pass it in."
             )
-        extended = self._strategy.extended
         if self._plain is not None:
             return iter(self._plain)
-        if extended.num_workers == 1:
-            self._local = self._local or self._open_local(0).prefetch(2)
-            return self._wrap(iter(self._local))
+        if not self._open_local.exchanges:
+            return self._wrap(iter(self._local_pipeline()))
         return self._pipeline().open(self._strategy.next_input_number(), self._wrap)
 
     def _wrap(self, iterator):
         return DistributedIterator(self._strategy, iterator)
+
+    def _local_pipeline(self) -> tf.data.Dataset:
+        if not self._open_local.same_each_pass:
+            return self._open_local(next(self._passes)).prefetch(2)
+        self._local = self._local or self._open_local(0).prefetch(2)
+        return self._local
 
     def _pipeline(self) -> ExchangingPipeline:
         """Returns a pipeline that nobody reads: an earlier one where it serves all passes, or a new one."""
@@ -159,7 +166,20 @@ def from_global_dataset(dataset, strategy) -> DistributedDataset:
         return reopen(index).map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     spec = batches.with_unknown_rows(local.element_spec)
-    return DistributedDataset(strategy, OpenLocal(open_local, same_each_pass), sharding, spec, cardinality)
+    exchanges = not (sharding.by_rows and _all_know_the_end(cardinality, extended))
+    opening = OpenLocal(open_local, same_each_pass, exchanges)
+    return DistributedDataset(strategy, opening, sharding, spec, cardinality)
+
+
+def _all_know_the_end(cardinality: int, extended) -> bool:
+    """Returns True where the workers walk datasets of one known length: they then end together by themselves.
+
+    The rows of each batch are counted on every worker alike; the step checks that the counts add up.
+    """
+    if extended.num_workers == 1:
+        return True
+    lengths = extended.process_group.all_gather(np.array([cardinality], np.int64), name="input/cardinality")
+    return cardinality != tf.data.UNKNOWN_CARDINALITY and all(int(n[0]) == cardinality for n in lengths)
 
 
 def _require_batched(dataset) -> None:
@@ -233,7 +253,8 @@ def from_function(dataset_fn, strategy) -> DistributedDataset:
         cardinality = (
             -(-cardinality // num_local) if extended.num_workers == 1 else tf.data.UNKNOWN_CARDINALITY
         )
-    return DistributedDataset(strategy, OpenLocal(open_pass), sharding, spec, cardinality)
+    opening = OpenLocal(open_pass, exchanges=extended.num_workers > 1)
+    return DistributedDataset(strategy, opening, sharding, spec, cardinality)
 
 
 def _element_or_empty(window, index, spec):

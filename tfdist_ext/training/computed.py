@@ -30,7 +30,7 @@ class Plan:
         updates: `(keras.Variable, kind)` for each update; kind in "sum", "mean", "first".
         logs: Structure of logs whose leaves are `("metric", metric, path)`, `("value", index)` or constants.
         log_kinds: `(kind, dtype)` of each transported log value.
-        num_tensors: Number of tensors of the set.
+        specs: Type of each tensor of the set: gradients, updates, logs, and the replica's share.
     """
 
     gradient_variables: list
@@ -102,6 +102,9 @@ def pack(frame, is_first, recorder, scope, logs, generators=()):
         return _Leaf(("value", len(plan.log_kinds) - 1))
 
     plan.logs = tf.nest.map_structure(plan_log, logs)
+    # Summed with the rest, so that it costs no message; of the dtype that is there already.
+    floats = [t.dtype for t in tensors if not isinstance(t, tf.IndexedSlices) and t.dtype.is_floating]
+    tensors.append(tf.cast(frame.share, floats[0] if floats else tf.float32))
     tensors = [t if isinstance(t, tf.IndexedSlices) else frame.mask(t) for t in tensors]
     plan.specs = [tf.type_spec_from_value(tensor) for tensor in tensors]
     return tensors, plan
@@ -147,6 +150,23 @@ def zeros_of(plan: Plan):
         return tf.zeros(spec.shape, spec.dtype)
 
     return [zero(spec) for spec in plan.specs]
+
+
+def check_shares(total) -> None:
+    """Fails the step when the replicas' shares do not add up to the whole batch.
+
+    Args:
+        total: Scalar, the sum of all shares.
+    """
+    # Each share is rounded to at least bfloat16's 8 bits; a missing row of a batch of 100 is found all the same.
+    tf.debugging.assert_near(
+        tf.cast(total, tf.float32),
+        1.0,
+        rtol=0.0,
+        atol=0.01,
+        message="The workers cut this batch out of global batches of different sizes. Give every worker the same "
+        "dataset, or set its auto_shard_policy to OFF to feed each worker its own.",
+    )
 
 
 def new_values(plan: Plan, summed_updates):

@@ -155,7 +155,9 @@ class _Step:
     def _apply(self, strategy, plan, summed):
         gradients = summed[: plan.num_gradients]
         updates = summed[plan.num_gradients : plan.num_gradients + len(plan.updates)]
-        logs = summed[plan.num_gradients + len(plan.updates) :]
+        logs = summed[plan.num_gradients + len(plan.updates) : -1]
+        if strategy.extended.num_workers > 1:
+            computed.check_shares(summed[-1][0])
 
         def update(local):
             assignments = computed.new_values(plan, [values[local] for values in updates])
