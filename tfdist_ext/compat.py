@@ -236,3 +236,9 @@ def publish(key: str, value: str) -> None:
 def read_published(key: str) -> str:
     """Returns a string of TensorFlow's coordination service; waits until it is there, 60 s at most."""
     return eager_context.context().get_config_key_value(key, timeout_in_ms=60_000)
+
+
+def strategies_of_optimizer(optimizer) -> list:
+    """Returns the strategies in whose scopes a Keras optimizer, and the one it wraps, were made."""
+    parts = [optimizer, getattr(optimizer, "inner_optimizer", None)]
+    return [part._distribution_strategy for part in parts if hasattr(part, "_distribution_strategy")]

@@ -419,3 +419,29 @@ def test_no_warning_is_shown_for_a_plain_fit():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit_linear(2, lambda: keras.optimizers.SGD(1.0), [1] * 5, [3, 3, 3, 3, 9], 4)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_iterations_count_applied_steps_where_the_length_is_unknown(num_devices):
+    # Keras alone counts 8 here: the counter moves on in the step that finds the data at its end.
+    strategy = oracle.mirrored(num_devices)
+    with strategy.scope():
+        model = linear_model(keras.optimizers.SGD(0.1))
+    data = oracle.batched((np.ones((6, 1), "float32"),) * 2, 2).filter(lambda x, y: True)
+    model.fit(data, epochs=2, verbose=0, shuffle=False)
+    assert int(model.optimizer.iterations) == 6
+
+
+def test_optimizer_made_outside_the_scope_is_refused_with_the_fix():
+    optimizer = keras.optimizers.SGD(0.1)
+    with oracle.mirrored(2).scope(), pytest.raises(ValueError, match="inside `with strategy.scope"):
+        linear_model(optimizer)
+
+
+def test_compile_by_name_outside_the_scope():
+    strategy = oracle.mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile("sgd", "mse")
+    model.fit(oracle.batched(LINEAR_DATA, 4), verbose=0, shuffle=False)
+    assert int(model.optimizer.iterations) == 2

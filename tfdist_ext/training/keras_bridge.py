@@ -144,11 +144,19 @@ def _parts_are_built(model) -> bool:
 
 def _compile(original):
     def compile_checked(self, *args, **kwargs):
-        original(self, *args, **kwargs)
         strategy = strategy_of(self)
-        if strategy is None or self.jit_compile is not True:
+        if strategy is None:
+            original(self, *args, **kwargs)
             return
-        if strategy.num_replicas_in_sync > 1:
+        with strategy.scope():
+            # What is given by name is then made here, wherever the user calls `compile`.
+            original(self, *args, **kwargs)
+        if any(made_in is not strategy for made_in in compat.strategies_of_optimizer(self.optimizer)):
+            raise ValueError(
+                f"The optimizer `{self.optimizer.name}` was made outside the scope of the model's strategy, so its "
+                "variables are not on the strategy's devices. Make it inside `with strategy.scope():`."
+            )
+        if self.jit_compile is True and strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 "`jit_compile=True` cannot be combined with more than one replica: XLA can neither communicate "
                 "between hosts nor share variables between CPU devices. Compile with `jit_compile=False`."

@@ -21,10 +21,21 @@ def apply(optimizer, gradients, variables) -> None:
         gradients: One gradient for each variable, dense or `tf.IndexedSlices`.
         variables: Keras variables.
     """
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        compat.apply_loss_scaled(optimizer, gradients, variables)
-    else:
-        optimizer.apply(gradients, variables)
+    with after(gradients):
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            compat.apply_loss_scaled(optimizer, gradients, variables)
+        else:
+            optimizer.apply(gradients, variables)
+
+
+def after(gradients):
+    """Returns a context in which nothing runs before the gradients are there.
+
+    `iterations` does not depend on them: without this it would count a step whose batch turned out to be the end of
+    the data, as it does in Keras.
+    """
+    tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    return tf.control_dependencies([] if tf.executing_eagerly() else tensors)
 
 
 def build_if_needed(optimizer, variables) -> None:
@@ -94,8 +105,11 @@ def dispatch(original):
 
     def apply_or_record(self, grads, trainable_variables=None):
         frame = frames.current_frame()
-        if frame is None or frame.num_slots == 1:
+        if frame is None:
             return original(self, grads, trainable_variables)
+        if frame.num_slots == 1:
+            with after(grads):
+                return original(self, grads, trainable_variables)
         recorder = frame.recorder
         if recorder is not None and not recorder.in_place:
             return recorder.record_apply(self, grads, trainable_variables)

@@ -58,7 +58,7 @@ class _Step:
         """
         (data,) = args
         if strategy.num_replicas_in_sync == 1:
-            return strategy.extended.call_for_each_replica(self.python_step, args=(data,))
+            return strategy.extended.call_for_each_replica(self._run_alone, args=(strategy, data))
         self._make_metrics_whole()
         data, rows, may_be_empty = _as_slots(strategy, data)
         per_replica, plan = self._compute(strategy, data, rows, may_be_empty)
@@ -67,6 +67,10 @@ class _Step:
             per_replica, self._name, counts_step=bool(plan.num_gradients)
         )
         return self._apply(strategy, plan, summed)
+
+    def _run_alone(self, strategy, data):
+        with frames.entered(strategy.frame_of_this_replica(None)):
+            return self.python_step(data)
 
     # --- compute ------------------------------------------------------------------------------------------------
     def _compute(self, strategy, data, rows, may_be_empty):
