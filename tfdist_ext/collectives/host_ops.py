@@ -111,10 +111,16 @@ class HostCollectives:
         lengths = [array.size for array in arrays]
         starts, total = buckets.segment_starts(lengths, arrays[0].itemsize)
         buffer = self._buffers.take(total, arrays[0].dtype)
-        for array, start, length in zip(arrays, starts, lengths, strict=True):
+        for array, start, following in zip(arrays, starts, [*starts[1:], total], strict=True):
             # The input may alias a TensorFlow buffer: it is copied, never reduced in place.
-            buffer[start : start + length] = array.reshape(-1)
-        return buffer, starts
+            buffer[start : start + array.size] = array.reshape(-1)
+            # What lies between segments is summed too, and must not be somebody's infinities.
+            buffer[start + array.size : following] = 0
+        layout = [
+            (start, start + length, array.shape)
+            for array, start, length in zip(arrays, starts, lengths, strict=True)
+        ]
+        return buffer, layout
 
     def _count_step(self):
         self._group.step = (self._group.step or 0) + 1
@@ -125,9 +131,8 @@ class HostCollectives:
                 self._count_step()
             if len(arrays) == 1 and arrays[0].size <= 1024:
                 return (self._group.all_reduce(arrays[0], name=name),)
-            buffer, starts = self._pack(arrays)
-            summed = self._group.submit_all_reduce(buffer, name=name).result()
-            return _unpack(summed, starts, [array.shape for array in arrays])
+            buffer, layout = self._pack(arrays)
+            return _unpack(self._group.submit_all_reduce(buffer, name=name).result(), layout)
 
         return sum_now
 
@@ -135,17 +140,17 @@ class HostCollectives:
         def submit(*arrays):
             if counts_step:
                 self._count_step()
-            buffer, starts = self._pack(arrays)
+            buffer, layout = self._pack(arrays)
             number = next(self._numbers)
             future = self._group.submit_all_reduce(buffer, name=name)
-            self._waiting[number] = (future, starts, [array.shape for array in arrays])
+            self._waiting[number] = (future, layout)
             return (np.int64(number),)
 
         return submit
 
     def _await(self, number):
-        future, starts, shapes = self._waiting.pop(int(number))
-        return _unpack(future.result(), starts, shapes)
+        future, layout = self._waiting.pop(int(number))
+        return _unpack(future.result(), layout)
 
     # --- from Python into the graph ------------------------------------------------------------------------------
     def _call(self, function, inputs, like) -> list:
@@ -178,8 +183,5 @@ class HostCollectives:
 _HANDLE = tf.TensorSpec([], tf.int64)
 
 
-def _unpack(buffer, starts, shapes):
-    return tuple(
-        buffer[start : start + int(np.prod(shape, dtype=np.int64))].reshape(shape)
-        for start, shape in zip(starts, shapes, strict=True)
-    )
+def _unpack(buffer, layout):
+    return tuple(buffer[start:end].reshape(shape) for start, end, shape in layout)
