@@ -37,6 +37,11 @@ def check_reduction(dtype: np.dtype, reduction: str) -> None:
         )
 
 
+def quietly():
+    """Returns a context without NumPy's warnings: infinities and NaN are for loss scaling to judge, not for us."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """The type in which values of `dtype` are added."""
     return np.dtype("float32") if dtype in (BFLOAT16, np.dtype("float16")) else dtype

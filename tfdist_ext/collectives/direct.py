@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdist_ext.collectives.arithmetic import accumulator_dtype
+from tfdist_ext.collectives.arithmetic import accumulator_dtype, quietly
 from tfdist_ext.collectives.message import Message
 from tfdist_ext.transport import ProtocolViolation
 
@@ -61,6 +61,12 @@ class DirectAllReduce:
         return self._buffer
 
     def _finish(self) -> None:
+        with quietly():
+            self._add()
+        self._contributions.clear()
+        self.done = True
+
+    def _add(self) -> None:
         dtype = accumulator_dtype(self._buffer.dtype)
         total = self._contributions[0]
         if self._size == 2 and dtype == self._buffer.dtype:
@@ -74,5 +80,3 @@ class DirectAllReduce:
             total = np.divide(total, self._divisor, out=total)
         if total is not self._buffer:
             self._buffer[:] = total
-        self._contributions.clear()
-        self.done = True

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdist_ext.collectives.arithmetic import accumulator_dtype
+from tfdist_ext.collectives.arithmetic import accumulator_dtype, quietly
 from tfdist_ext.collectives.message import Message
 from tfdist_ext.transport import ProtocolViolation
 
@@ -90,9 +90,11 @@ class RingAllReduce:
         if self._accumulator == own.dtype:
             # In place although `own` may be on its way to the next rank: only a value to which the next rank
             # has added comes back to this chunk, so the bytes have left by then.
-            total = np.add(own, received, out=own)
+            with quietly():
+                total = np.add(own, received, out=own)
         else:
-            total = np.add(own, received, dtype=self._accumulator)
+            with quietly():
+                total = np.add(own, received, dtype=self._accumulator)
         if is_final:
             if self._divisor is not None:
                 np.divide(total, self._divisor, out=total)

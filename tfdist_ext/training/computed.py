@@ -123,8 +123,9 @@ def _summable(frame, is_first, kind, value):
     if kind == "mean":
         share = frame.share if frame.share is not None else 1.0 / frame.num_slots
         return value * tf.cast(share, value.dtype)
-    if value.dtype == tf.bool:
-        value = tf.cast(value, tf.int32)
+    if value.dtype not in (tf.int32, tf.int64) and not value.dtype.is_floating:
+        # Collectives sum these two kinds of integers; the variable's own dtype comes back when it is assigned.
+        value = tf.cast(value, tf.int64)
     return tf.where(is_first, value, tf.zeros_like(value))
 
 
