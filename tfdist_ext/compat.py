@@ -17,6 +17,7 @@ from keras.src.backend.common import global_state as keras_global_state
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as keras_loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers import compile_utils
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
 from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
 from tensorflow.python.autograph.impl import api as autograph
@@ -35,7 +36,7 @@ from tensorflow.python.distribute import (
     values_util,
 )
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.framework import composite_tensor, device_spec
+from tensorflow.python.framework import composite_tensor
 from tensorflow.python.ops import gen_experimental_dataset_ops
 
 # --- Strategies: their extended objects are the seam that every tf.distribute call goes through. -----------
@@ -58,10 +59,8 @@ variable_policy_mapping = distribute_utils.VARIABLE_POLICY_MAPPING
 in_replica_update_context = values_util.in_replica_update_context
 in_saving_context = values_util.is_saving_non_distributed
 enter_or_assert_strategy = distribute_lib.enter_or_assert_strategy
-devices_of = cross_device_ops.get_devices_from
 broadcast_to_devices = cross_device_ops.simple_broadcast
 copy_to_device = cross_device_utils.copy_tensor_or_indexed_slices_to_device
-DeviceSpec = device_spec.DeviceSpecV2
 
 # Keras knows a distributed dataset by the name and the module of one of its base classes.
 DistributedDataset: Any = type(
@@ -89,6 +88,7 @@ auto_shard_dataset = gen_experimental_dataset_ops.auto_shard_dataset
 TensorFlowTrainer = keras_trainer.TensorFlowTrainer
 KerasBaseOptimizer = BaseOptimizer
 KerasLossModule: Any = keras_loss_module
+KerasCompileLoss = compile_utils.CompileLoss
 KerasArrayDataAdapter = array_data_adapter.ArrayDataAdapter
 
 _TESTED_TENSORFLOW = ((2, 20), (2, 22))
@@ -121,16 +121,6 @@ def current_stateless_scope():
 def set_stateless_scope(scope) -> None:
     """Makes `scope` (or None) the `keras.StatelessScope` of this thread."""
     keras_global_state.set_global_attribute("stateless_scope", scope)
-
-
-def is_building_graph() -> bool:
-    """Returns True inside a tf.function trace."""
-    return not tf.executing_eagerly()
-
-
-def device_of_variable(variable) -> str:
-    """Returns the device string of a component of a distributed variable."""
-    return variable.device
 
 
 def all_local_devices() -> list[str]:
@@ -226,6 +216,11 @@ def _global_seed_is_set() -> bool:
 def convert_user_function(function):
     """Applies AutoGraph to a replica function as `tf.distribute.Strategy.run` would."""
     return autograph.tf_convert(function, autograph_ctx.control_status_ctx(), convert_by_default=False)
+
+
+def clone_function(function, python_function):
+    """Returns a tf.function of another Python function with the options of `function`."""
+    return function._clone(python_function=python_function)
 
 
 def publish(key: str, value: str) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def flatten(structure) -> list:
-    """Returns the leaves of a batch; ragged and sparse tensors stay whole."""
-    return tf.nest.flatten(structure)
-
-
 def num_rows(structure) -> tf.Tensor:
     """Returns the rows of a batch as a scalar int64 tensor, read off its first component.
 
     Raises:
         ValueError: The batch has no component, or the first one has no batch dimension.
     """
-    leaves = flatten(structure)
+    leaves = [leaf for leaf in tf.nest.flatten(structure) if leaf is not None]
     if not leaves:
         raise ValueError("A batch must hold at least one tensor; received an empty structure.")
     first = leaves[0]
@@ -53,6 +48,8 @@ def slice_rows(structure, start, size):
     """
 
     def cut(value):
+        if value is None:
+            return None
         if isinstance(value, tf.SparseTensor):
             begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(value.dense_shape[1:])], axis=0)
             extent = tf.concat([[tf.cast(size, tf.int64)], value.dense_shape[1:]], axis=0)
@@ -78,7 +75,13 @@ def split_over_slots(structure, slots, num_slots, known_rows: int | None):
         Pair of a tuple of sub-batches, one for each of `slots`, and the int64 tensor `[num_slots]` of the
         rows of every slot.
     """
+    if known_rows is not None and known_rows < num_slots:
+        # Some slot would be empty, and known to be: layers are then traced for an axis of no length.
+        known_rows = None
+        structure = tf.nest.map_structure(_with_rows_forgotten, structure)
     rows = tf.constant(known_rows, tf.int64) if known_rows is not None else num_rows(structure)
+    with tf.control_dependencies(_equal_rows(structure, rows)):
+        rows = tf.identity(rows)
     counts = rows // num_slots + tf.cast(tf.range(num_slots, dtype=tf.int64) < rows % num_slots, tf.int64)
     starts = tf.cumsum(counts, exclusive=True)
     parts = []
@@ -91,6 +94,28 @@ def split_over_slots(structure, slots, num_slots, known_rows: int | None):
             start = slot * quotient + min(slot, remainder)
         parts.append(slice_rows(structure, start, size))
     return tuple(parts), counts
+
+
+def _with_rows_forgotten(value):
+    if not isinstance(value, tf.Tensor):
+        return value
+    return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
+
+
+def _equal_rows(structure, rows) -> list:
+    """Returns checks that every dense component has the rows of the first: rows would be lost silently."""
+    checks = []
+    for position, value in enumerate(tf.nest.flatten(structure)):
+        if isinstance(value, tf.Tensor) and value.shape.rank != 0:
+            checks.append(
+                tf.debugging.assert_equal(
+                    tf.shape(value, out_type=tf.int64)[0],
+                    rows,
+                    message=f"Component {position} of a batch has another number of rows than the first. All "
+                    "components of a batch must have one batch dimension.",
+                )
+            )
+    return [check for check in checks if check is not None]
 
 
 def empty_batch(spec_structure):

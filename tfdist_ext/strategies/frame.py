@@ -26,33 +26,42 @@ class ForwardCollective(Exception):
 class Frame:
     """The place of one replica in the current step.
 
+    Inside a Keras step (`recorder` is set) every loss is kept as if it were a mean over the replica's own rows. The
+    total is weighted by `share` where it passes `optimizer.scale_loss`, as in Keras' own step, else its gradients are.
+    In a custom loop each Keras loss is weighted, and gradients are left alone.
+
     Attributes:
         strategy: The strategy that runs the function.
         slot: Index of this replica's sub-batch in the global batch, 0 <= slot < num_slots.
         num_slots: Number of replicas over all workers.
         share: Scalar float64 tensor, rows of this replica / rows of the global batch; None when the function
             got no distributed batch.
+        num_rows: Scalar int64 tensor, rows of this replica; None with `share`.
         has_rows: Scalar bool tensor; None when it is known to be True.
-        recorder: Object with `record_apply(optimizer, gradients, variables)` that takes the place of the
-            optimizer, or None.
+        recorder: Object with `record_apply(frame, optimizer, gradients, variables)` that takes the place of the
+            optimizer inside a Keras step, or None.
         guarded: True inside a branch that replicas without rows skip: nothing there may communicate.
-        loss_weight: Scalar tensor that replaces `share` for the loss being reduced right now, or None.
-        loss_was_scaled: True once a Keras loss has been weighted.
-        scaled: Tensors that carry the weight (see `scale_loss`).
-        unscaled: Tensors from which the weight was taken out again.
+        loss_weight: Scalar tensor that replaces `share` for the loss that a custom loop reduces right now, or None.
+        loss_is_weighted: True between `optimizer.scale_loss` and the next time gradients are applied.
+        in_compiled_loss: True while Keras computes what `compile(loss=...)` asked for.
     """
 
     strategy: Any
     slot: int
     num_slots: int
     share: tf.Tensor | None = None
+    num_rows: tf.Tensor | None = None
     has_rows: tf.Tensor | None = None
     recorder: Any = None
     guarded: bool = False
     loss_weight: tf.Tensor | None = None
-    loss_was_scaled: bool = False
-    scaled: list = dataclasses.field(default_factory=list)
-    unscaled: list = dataclasses.field(default_factory=list)
+    loss_is_weighted: bool = False
+    in_compiled_loss: bool = False
+
+    @property
+    def weighs_total(self) -> bool:
+        """True inside a Keras step: the total loss or its gradients are weighted, not each loss."""
+        return self.recorder is not None
 
     def mask(self, value):
         """Returns `value`, or zeros of its shape when this replica has no rows."""
@@ -98,26 +107,43 @@ def outside_of_replica():
         compat.set_stateless_scope(scope)
 
 
-def scale_loss(value, original):
-    """Weights a mean loss of one replica so that the sum over replicas is the loss of the global batch."""
+def distributed_frame() -> Frame | None:
+    """Returns the current frame where there is a share to weigh by, else None."""
     frame = current_frame()
-    if frame is None or frame.num_slots == 1:
+    if frame is None or frame.num_slots == 1 or frame.share is None:
+        return None
+    return frame
+
+
+def scale_loss(value, original):
+    """Weights a mean loss of one replica, in a custom loop; a step weights the total instead."""
+    frame = distributed_frame()
+    if frame is None:
         return original(value)
+    if frame.weighs_total:
+        return value
     weight = frame.share if frame.loss_weight is None else frame.loss_weight
-    frame.loss_was_scaled = True
-    scaled = original(value) if weight is None else value * tf.cast(weight, value.dtype)
-    frame.scaled.append(scaled)
-    return scaled
+    return value * tf.cast(weight, value.dtype)
 
 
 def unscale_loss(value, original):
     """Undoes `scale_loss` for the loss that is shown; an empty replica shows 0."""
-    frame = current_frame()
-    if frame is None or frame.num_slots == 1 or frame.share is None:
+    frame = distributed_frame()
+    if frame is None:
         return original(value)
-    shown = tf.math.divide_no_nan(value, tf.cast(frame.share, value.dtype))
-    frame.unscaled.append(shown)
-    return shown
+    if frame.weighs_total:
+        return value
+    return tf.math.divide_no_nan(value, tf.cast(frame.share, value.dtype))
+
+
+def weighted_by_share(frame: Frame | None, gradient):
+    """Returns a gradient of a step's loss in the form in which a plain sum over replicas is right."""
+    if frame is None or not frame.weighs_total or frame.share is None or frame.loss_is_weighted:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(frame.share, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(frame.share, gradient.dtype)
 
 
 def weight_of_denominator(denominator):
@@ -129,8 +155,8 @@ def weight_of_denominator(denominator):
     Returns:
         Scalar tensor `denominator / sum over replicas`, or None outside a distributed step.
     """
-    frame = current_frame()
-    if frame is None or frame.num_slots == 1 or frame.share is None:
+    frame = distributed_frame()
+    if frame is None:
         return None
     total = tf.distribute.get_replica_context().all_reduce(
         tf.distribute.ReduceOp.SUM, frame.mask(tf.stop_gradient(denominator))

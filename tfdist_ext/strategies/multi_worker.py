@@ -132,6 +132,11 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
         for values in per_replica:
             by_local = []
             for value in values:
+                if self._host and value.dtype == tf.string:
+                    raise NotImplementedError(
+                        "`predict` cannot collect strings from several workers. Return numbers, and look the "
+                        "strings up afterwards."
+                    )
                 value = value if value.shape.rank else tf.expand_dims(value, 0)
                 by_local += self._host.gather(value, "predict") if self._host else [value]
             outputs.append(tf.concat(by_local, axis=0))

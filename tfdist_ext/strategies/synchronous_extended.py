@@ -7,6 +7,8 @@ the local replicas, how variables are created and updated, and how a dataset bec
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -232,13 +234,29 @@ class SynchronousStrategy(_Strategy):
             if hasattr(fn, "run_distributed"):
                 with self.scope():
                     return fn.run_distributed(self, args)
-            if self.num_replicas_in_sync == 1 or isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            if self.num_replicas_in_sync == 1:
                 return self._run_plain(fn, args, kwargs, options)
+            if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+                return self._traced(fn)(*args, **(kwargs or {}))
             rows = slot_values.rows_of(args, kwargs)
             return self._run_plain(self._with_frame(fn, rows), args, kwargs, options)
 
     def _run_plain(self, fn, args, kwargs, options):
         return super().run(fn, args=args, kwargs=kwargs, options=options)
+
+    def _traced(self, function):
+        """Returns a tf.function that runs the Python function of `function` on each replica, traced once."""
+        if function not in self._traced_functions:
+
+            def run_in_graph(*args, **kwargs):
+                return self.run(function.python_function, args, kwargs)
+
+            self._traced_functions[function] = compat.clone_function(function, run_in_graph)
+        return self._traced_functions[function]
+
+    @functools.cached_property
+    def _traced_functions(self):
+        return weakref.WeakKeyDictionary()
 
     def _with_frame(self, fn, rows):
         converted = compat.convert_user_function(fn)
@@ -263,7 +281,7 @@ class SynchronousStrategy(_Strategy):
         if rows is not None:
             own, total = tf.cast(rows[slot], tf.float64), tf.cast(tf.reduce_sum(rows), tf.float64)
             frame.share = tf.math.divide_no_nan(own, total)
-            frame.has_rows = rows[slot] > 0
+            frame.num_rows, frame.has_rows = rows[slot], rows[slot] > 0
         return frame
 
     _noted_failure: errors.TfdistError | None = None

@@ -3,12 +3,13 @@
 Every item is brought into a form in which a plain sum over replicas is right, so that one aggregation serves
 all of them:
 
-    gradient                        as it is (the loss was weighted)
+    gradient                        share * gradient (each loss is a mean over the replica's rows)
     metric total (SUM)              the change of the variable
     other float variable            share * new value (equal values stay what they are)
     integer or bool variable        the new value of the first replica with rows, 0 elsewhere
     log that is a metric's result   not sent: drawn again from the summed variables
-    other log                       share * value, or the value if it carries the weight already
+    other log, a float              share * value
+    other log, an integer           the sum where it is computed from the batch (a count), else as a variable
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist_ext.training import loss_ancestry
 from tfdist_ext.training.recorder import at_path
 
 
@@ -29,14 +29,14 @@ class Plan:
         gradient_variables: Variable of each gradient.
         updates: `(keras.Variable, kind)` for each update; kind in "sum", "mean", "first".
         logs: Structure of logs whose leaves are `("metric", metric, path)`, `("value", index)` or constants.
-        log_kinds: `(kind, dtype)` of each transported log value.
-        specs: Type of each tensor of the set: gradients, updates, logs, and the replica's share.
+        log_dtypes: Dtype of each transported log value.
+        specs: Type of each tensor of the set: gradients, updates, logs, and the replica's number of rows.
     """
 
     gradient_variables: list
     updates: list
     logs: object
-    log_kinds: list
+    log_dtypes: list
     specs: list = dataclasses.field(default_factory=list)
 
     @property
@@ -93,21 +93,34 @@ def pack(frame, is_first, recorder, scope, logs, generators=()):
         if known is not None:
             return _Leaf(("metric", *known))
         leaf = tf.convert_to_tensor(leaf)
-        if not leaf.dtype.is_floating:
-            kind = "first"
-        else:
-            kind = "sum" if loss_ancestry.carries_weight(leaf, frame.scaled, frame.unscaled) else "mean"
-        plan.log_kinds.append((kind, leaf.dtype))
-        tensors.append(_summable(frame, is_first, "add" if kind == "sum" else kind, leaf))
-        return _Leaf(("value", len(plan.log_kinds) - 1))
+        kind = "mean" if leaf.dtype.is_floating else "add" if _is_count(leaf) else "first"
+        plan.log_dtypes.append(leaf.dtype)
+        tensors.append(_summable(frame, is_first, kind, leaf))
+        return _Leaf(("value", len(plan.log_dtypes) - 1))
 
     plan.logs = tf.nest.map_structure(plan_log, logs)
-    # Summed with the rest, so that it costs no message; of the dtype that is there already.
-    floats = [t.dtype for t in tensors if not isinstance(t, tf.IndexedSlices) and t.dtype.is_floating]
-    tensors.append(tf.cast(frame.share, floats[0] if floats else tf.float32))
+    # Summed with the rest, so that it costs no message, and so in a dtype that is there already.
+    doubles = any(not isinstance(t, tf.IndexedSlices) and t.dtype == tf.float64 for t in tensors)
+    tensors.append(tf.cast(frame.num_rows, tf.float64 if doubles else tf.float32))
     tensors = [t if isinstance(t, tf.IndexedSlices) else frame.mask(t) for t in tensors]
     plan.specs = [tf.type_spec_from_value(tensor) for tensor in tensors]
     return tensors, plan
+
+
+def _is_count(value) -> bool:
+    """Returns True where an integer is computed from the batch: its parts on the replicas then add up."""
+    if tf.executing_eagerly():
+        return True
+    pending, seen = [value], set()
+    while pending:
+        tensor = pending.pop()
+        if tensor.name in seen:
+            continue
+        seen.add(tensor.name)
+        if tensor.op.type in ("Placeholder", "IteratorGetNext") and tensor.dtype != tf.resource:
+            return True
+        pending.extend(tensor.op.inputs)
+    return False
 
 
 class _Leaf:
@@ -153,18 +166,16 @@ def zeros_of(plan: Plan):
     return [zero(spec) for spec in plan.specs]
 
 
-def check_shares(total) -> None:
-    """Fails the step when the replicas' shares do not add up to the whole batch.
+def check_rows(counted, expected) -> None:
+    """Fails the step when the rows that the replicas computed are not those of the global batch.
 
     Args:
-        total: Scalar, the sum of all shares.
+        counted: Scalar float, the sum of all replicas' rows; exact below 2**24.
+        expected: Scalar int64, the rows of the global batch as this worker knows it.
     """
-    # Each share is rounded to at least bfloat16's 8 bits; a missing row of a batch of 100 is found all the same.
-    tf.debugging.assert_near(
-        tf.cast(total, tf.float32),
-        1.0,
-        rtol=0.0,
-        atol=0.01,
+    tf.debugging.assert_equal(
+        tf.cast(counted, tf.int64),
+        expected,
         message="The workers cut this batch out of global batches of different sizes. Give every worker the same "
         "dataset, or set its auto_shard_policy to OFF to feed each worker its own.",
     )
@@ -206,7 +217,7 @@ def draw_logs(plan: Plan, summed_logs, metric_result):
         if what == "constant":
             return rest[0]
         if what == "value":
-            return tf.cast(summed_logs[rest[0]], plan.log_kinds[rest[0]][1])
+            return tf.cast(summed_logs[rest[0]], plan.log_dtypes[rest[0]])
         metric, path = rest
         if id(metric) not in cache:
             cache[id(metric)] = metric_result(metric)

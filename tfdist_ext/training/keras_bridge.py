@@ -6,6 +6,7 @@ package, and otherwise do exactly what they did. It is called once, when the fir
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import keras
@@ -59,7 +60,9 @@ def _replace(owner, name: str, make) -> None:
     original = getattr(owner, name)
     replacement = make(original)
     functools.update_wrapper(replacement, original)
-    setattr(owner, name, replacement)
+    # Where it is defined: Keras asks whether a model's class overrides what its base class has.
+    definer = next(kind for kind in owner.__mro__ if name in vars(kind))
+    setattr(definer, name, replacement)
 
 
 def _make_train_function(original):
@@ -169,12 +172,40 @@ def _translating(original):
     def translated(self, *args, **kwargs):
         strategy = strategy_of(self)
         if strategy is None:
+            _refuse_foreign_scope(self)
             with groups.in_use(None):
                 return original(self, *args, **kwargs)
-        with groups.in_use(strategy.extended.process_group), strategy.translating_failures():
+        with (
+            groups.in_use(strategy.extended.process_group),
+            strategy.translating_failures(),
+            _whole_metrics(self),
+        ):
             return original(self, *args, **kwargs)
 
     return translated
+
+
+def _refuse_foreign_scope(model) -> None:
+    current = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    if isinstance(current, SynchronousStrategy):
+        raise ValueError(
+            f"Model `{model.name}` was made outside the scope of the strategy that is in force here, so it would not "
+            "be distributed. Build and compile it inside `with strategy.scope():`."
+        )
+
+
+@contextlib.contextmanager
+def _whole_metrics(model):
+    """Has metrics to which a custom loop adds hold the whole value while Keras' own loops run."""
+    shared = [v.value for v in model.metrics_variables if getattr(v.value, "holds_parts", False)]
+    for variable in shared:
+        variable.become_whole()
+    try:
+        yield
+    finally:
+        # The loop's traced function goes on adding to parts.
+        for variable in shared:
+            variable.become_parts()
 
 
 def _all_reduce(original):
@@ -182,11 +213,38 @@ def _all_reduce(original):
 
     def all_reduce(self, reduce_op, value, options=None):
         frame = frames.current_frame()
-        if frame is not None and frame.has_rows is not None:
+        if frame is None:
+            return original(self, reduce_op, value, options)
+        if frame.has_rows is not None:
             value = tf.nest.map_structure(frame.mask, value)
-        return original(self, reduce_op, value, options)
+        if not frame.weighs_total or frame.share is None or frame.num_slots == 1:
+            return original(self, reduce_op, value, options)
+        # The backward pass sums what all replicas' losses say about this value. Where those are not weighted yet, they
+        # are on the way, and this replica's own weight, which its gradients get later, is taken out.
+        value = tf.nest.map_structure(lambda x: _with_gradient(x, lambda dx: _over_share(dx, frame)), value)
+        reduced = original(self, reduce_op, value, options)
+        return tf.nest.map_structure(
+            lambda y: _with_gradient(y, lambda dy: frames.weighted_by_share(frame, dy)), reduced
+        )
 
     return all_reduce
+
+
+def _with_gradient(value, change):
+    if isinstance(value, tf.IndexedSlices):
+        return value
+
+    @tf.custom_gradient
+    def unchanged(tensor):
+        return tf.identity(tensor), change
+
+    return unchanged(value)
+
+
+def _over_share(gradient, frame):
+    if frame.loss_is_weighted:
+        return gradient
+    return tf.math.divide_no_nan(gradient, tf.cast(frame.share, gradient.dtype))
 
 
 def _next_seed(original):

@@ -1,8 +1,10 @@
-"""How is a replica's loss weighted so that a plain sum over replicas is the loss of the global batch?
+"""How does a replica's loss enter the loss of the global batch?
 
-Keras divides a mean loss by the number of replicas, which is right only when all have the same rows. Here the
-weight is the replica's part of the denominator: its rows, or, for masks and for the reduction
-`"mean_with_sample_weight"`, its part of the sum that the loss is divided by.
+Keras divides a mean loss by the number of replicas, which is right only when all have the same rows. Inside a step of
+ours every loss is kept as a mean over the replica's own rows, whoever computed it, and the total, or its gradients, is
+weighted by the replica's share of the rows. What is no such mean is brought into that form here: a sum is divided by
+the share, and a loss with a denominator of its own (a mask, the sum of sample weights) gets its part of the summed
+denominator over the share.
 """
 
 from __future__ import annotations
@@ -14,61 +16,62 @@ import tensorflow as tf
 
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training import loss_ancestry
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def install() -> None:
-    """Replaces Keras' three functions; outside a step of ours they do what they did."""
+    """Replaces the functions of Keras and TensorFlow that know of replicas; elsewhere they do what they did."""
     module = compat.KerasLossModule
     scale, unscale = module.scale_loss_for_distribution, module.unscale_loss_for_distribution
-    reduce = module.reduce_weighted_values
     module.scale_loss_for_distribution = lambda value: frames.scale_loss(value, scale)
     module.unscale_loss_for_distribution = lambda value: frames.unscale_loss(value, unscale)
-
-    def reduced(values, sample_weight, mask, reduction, dtype):
-        loss = reduce(values, sample_weight, mask, reduction, dtype)
-        # Keras returns the losses of a batch that is known to be empty unreduced: an array instead of a number.
-        known_empty = reduction not in (None, "none") and tuple(loss.shape) == (0,)
-        return tf.reduce_sum(loss) if known_empty else loss
-
-    def reduce_weighted_values(
-        values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
-    ):
-        frame = frames.current_frame()
-        if frame is None or frame.num_slots == 1 or frame.share is None:
-            return reduce(values, sample_weight, mask, reduction, dtype)
-        # Also a summed loss, which carries no weight, is one whose gradients may be added as they are.
-        frame.loss_was_scaled = True
-        denominator = _own_denominator(values, sample_weight, mask, reduction, dtype)
-        if denominator is None:
-            return reduced(values, sample_weight, mask, reduction, dtype)
-        frame.loss_weight = frames.weight_of_denominator(denominator)
-        try:
-            return reduced(values, sample_weight, mask, reduction, dtype)
-        finally:
-            frame.loss_weight = None
-
-    module.reduce_weighted_values = reduce_weighted_values
-    _install_mean_of_batches()
+    _wrap(module, "reduce_weighted_values", _reduce_weighted_values)
+    _wrap(compat.KerasCompileLoss, "call", _compiled_loss)
+    _wrap(compat.KerasBaseOptimizer, "scale_loss", _weigh_total)
+    _wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _weigh_total)
+    _wrap(tf.nn, "compute_average_loss", _compute_average_loss)
+    _wrap(tf.nn, "scale_regularization_loss", _scale_regularization_loss)
+    _wrap(keras.metrics.Mean, "update_state", _update_mean)
+    _wrap(keras.metrics.Sum, "update_state", _update_sum)
 
 
-def _install_mean_of_batches() -> None:
-    """Lets a `Mean` that is fed one number a batch count the replicas of a batch as that one batch."""
-    original = keras.metrics.Mean.update_state
+def _wrap(owner, name: str, replacement) -> None:
+    original = getattr(owner, name)
 
     @functools.wraps(original)
-    def update_state(self, values, sample_weight=None):
-        frame = frames.current_frame()
-        if frame is None or frame.num_slots == 1 or frame.share is None or sample_weight is not None:
-            return original(self, values, sample_weight)
-        values = keras.ops.convert_to_tensor(values)
-        if values.shape.rank != 0:
-            return original(self, values, sample_weight)
-        if loss_ancestry.carries_weight(values, frame.scaled, frame.unscaled):
-            values = tf.math.divide_no_nan(values, tf.cast(frame.share, values.dtype))
-        return original(self, values, tf.cast(frame.share, self.dtype))
+    def wrapped(*args, **kwargs):
+        return replacement(original, *args, **kwargs)
 
-    keras.metrics.Mean.update_state = update_state
+    setattr(owner, name, wrapped)
+
+
+def _reduce_weighted_values(
+    original, values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
+):
+    frame = frames.distributed_frame()
+    if frame is None:
+        return original(values, sample_weight, mask, reduction, dtype)
+    denominator = _own_denominator(values, sample_weight, mask, reduction, dtype)
+    weight = None if denominator is None else frames.weight_of_denominator(denominator)
+    frame.loss_weight = weight
+    try:
+        loss = original(values, sample_weight, mask, reduction, dtype)
+    finally:
+        frame.loss_weight = None
+    if reduction not in (None, "none") and tuple(loss.shape) == (0,):
+        # Keras returns the losses of a batch that is known to be empty unreduced: an array instead of a number.
+        loss = tf.reduce_sum(loss)
+    is_number = len(values.shape) == 0
+    if not frame.weighs_total:
+        # Keras leaves a loss function's own mean as it is.
+        return loss * tf.cast(frame.share, loss.dtype) if is_number and reduction in _MEANS else loss
+    if weight is not None:
+        return loss * tf.cast(tf.math.divide_no_nan(tf.cast(weight, tf.float64), frame.share), loss.dtype)
+    summed_by_the_tape = reduction in (None, "none") and frame.in_compiled_loss
+    if not is_number and (reduction == "sum" or summed_by_the_tape):
+        return tf.math.divide_no_nan(loss, tf.cast(frame.share, loss.dtype))
+    return loss
 
 
 def _own_denominator(values, sample_weight, mask, reduction, dtype):
@@ -83,3 +86,63 @@ def _own_denominator(values, sample_weight, mask, reduction, dtype):
         weight = compat.KerasLossModule.apply_mask(weight, mask, dtype=values.dtype, reduction=reduction)
         return tf.reduce_sum(tf.cast(weight, values.dtype))
     return None
+
+
+def _compiled_loss(original, *args, **kwargs):
+    frame = frames.current_frame()
+    if frame is None:
+        return original(*args, **kwargs)
+    frame.in_compiled_loss = True
+    try:
+        return original(*args, **kwargs)
+    finally:
+        frame.in_compiled_loss = False
+
+
+def _weigh_total(original, optimizer, loss):
+    """Weights the total before a loss scale can overflow it: float16 gradients are then those of one device."""
+    frame = frames.distributed_frame()
+    if frame is None or not frame.weighs_total:
+        return original(optimizer, loss)
+    frame.loss_is_weighted = True
+    return original(optimizer, loss * tf.cast(frame.share, loss.dtype))
+
+
+def _compute_average_loss(original, per_example_loss, sample_weight=None, global_batch_size=None):
+    loss = original(per_example_loss, sample_weight, global_batch_size)
+    frame = frames.distributed_frame()
+    if frame is None:
+        return loss
+    share = tf.cast(frame.share, loss.dtype)
+    if global_batch_size is not None:
+        # A sum over rows, divided by a number that is the same everywhere.
+        return tf.math.divide_no_nan(loss, share) if frame.weighs_total else loss
+    mean = loss * frame.num_slots
+    return mean if frame.weighs_total else mean * share
+
+
+def _scale_regularization_loss(original, regularization_loss):
+    loss = original(regularization_loss)
+    frame = frames.distributed_frame()
+    if frame is None:
+        return loss
+    whole = loss * frame.num_slots
+    return whole if frame.weighs_total else whole * tf.cast(frame.share, loss.dtype)
+
+
+def _update_mean(original, metric, values, sample_weight=None):
+    """Lets a mean that is fed one number a batch count the replicas of a batch as that one batch."""
+    frame = frames.distributed_frame()
+    values = keras.ops.convert_to_tensor(values)
+    if frame is None or not frame.weighs_total or sample_weight is not None or len(values.shape):
+        return original(metric, values, sample_weight)
+    return original(metric, values, tf.cast(frame.share, metric.dtype))
+
+
+def _update_sum(original, metric, values, sample_weight=None):
+    """Lets a sum that is fed one mean a batch add the mean of the global batch."""
+    frame = frames.distributed_frame()
+    values = keras.ops.convert_to_tensor(values)
+    if frame is not None and frame.weighs_total and not len(values.shape):
+        values = values * tf.cast(frame.share, values.dtype)
+    return original(metric, values, sample_weight)

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training.recorder import gradient_with_share
 
 
 def apply(optimizer, gradients, variables) -> None:
@@ -63,7 +62,9 @@ def apply_in_place(frame, optimizer, gradients, variables) -> None:
     if not pairs:
         raise ValueError("No gradient reaches any of the variables given to the optimizer.")
     variables = [variable for _, variable in pairs]
-    own = [frame.mask(gradient_with_share(frame, gradient)) for gradient, _ in pairs]
+    own = [frame.mask(frames.weighted_by_share(frame, gradient)) for gradient, _ in pairs]
+
+    frame.loss_is_weighted = False
 
     def merge(strategy, *distributed):
         extended = strategy.extended
@@ -112,7 +113,7 @@ def dispatch(original):
                 return original(self, grads, trainable_variables)
         recorder = frame.recorder
         if recorder is not None and not recorder.in_place:
-            return recorder.record_apply(self, grads, trainable_variables)
+            return recorder.record_apply(frame, self, grads, trainable_variables)
         return apply_in_place(frame, self, grads, trainable_variables)
 
     apply_or_record.__doc__ = original.__doc__

@@ -39,7 +39,7 @@ class Recorder:
         self.results: dict = {}
         self._kept: list = []
 
-    def record_apply(self, optimizer, gradients, variables):
+    def record_apply(self, frame, optimizer, gradients, variables):
         """Keeps the gradients of the compiled optimizer's only step.
 
         Raises:
@@ -57,9 +57,9 @@ class Recorder:
                 "model's output."
             )
         self.applied = True
-        frame = frames.current_frame()
-        self.gradients = [gradient_with_share(frame, gradient) for gradient, _ in pairs]
+        self.gradients = [_shaped(frames.weighted_by_share(frame, g), v) for g, v in pairs]
         self.variables = [variable for _, variable in pairs]
+        frame.loss_is_weighted = False
 
     def note_result(self, metric, result) -> None:
         """Remembers which tensors of the logs are results of `metric`."""
@@ -69,15 +69,11 @@ class Recorder:
                 self._kept.append(leaf)
 
 
-def gradient_with_share(frame, gradient):
-    """Weights a gradient of a loss that no Keras loss weighted: it is taken for a mean over the rows."""
-    if frame is None or frame.loss_was_scaled or frame.share is None:
+def _shaped(gradient, variable):
+    """Returns the gradient with its variable's shape, which some gradients know only when they run."""
+    if isinstance(gradient, tf.IndexedSlices) or gradient.shape.is_fully_defined():
         return gradient
-    share = frame.share
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(share, gradient.values.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(share, gradient.dtype)
+    return tf.ensure_shape(gradient, variable.shape)
 
 
 class RecordingScope(keras.StatelessScope):
@@ -92,8 +88,15 @@ class RecordingScope(keras.StatelessScope):
     def add_update(self, update):
         """See `keras.StatelessScope`."""
         variable, _ = update
-        if self._recorder.applied and not self._recorder.in_place and id(variable) in self._forbidden:
-            raise NeedsInPlace(f"it assigns `{variable.path}` after applying gradients")
+        if id(variable) in self._forbidden:
+            if self._recorder.applied and not self._recorder.in_place:
+                raise NeedsInPlace(f"it assigns `{variable.path}` after applying gradients")
+            if variable.trainable and not self._recorder.applied:
+                raise NotImplementedError(
+                    f"A layer assigns the trainable variable `{variable.path}` in its forward pass. The replicas of "
+                    "a distributed step cannot: only the optimizer changes what is trained. Keep the value that "
+                    "the layer computes in a variable with trainable=False."
+                )
         self.assigned[id(variable)] = variable
         super().add_update(update)
 
@@ -141,6 +144,8 @@ def watching_results(metrics):
         # object's own: Keras tracks attributes set the usual way.
         object.__setattr__(metric, "result", result)
 
+    # A model may list a metric twice.
+    metrics = list({id(metric): metric for metric in metrics}.values())
     for metric in metrics:
         watch(metric)
     try:

@@ -59,13 +59,14 @@ class _Step:
         (data,) = args
         if strategy.num_replicas_in_sync == 1:
             return strategy.extended.call_for_each_replica(self._run_alone, args=(strategy, data))
-        self._make_metrics_whole()
         data, rows, may_be_empty = _as_slots(strategy, data)
         per_replica, plan = self._compute(strategy, data, rows, may_be_empty)
         self._report_uncovered_randomness()
         summed = strategy.extended.sum_over_replicas(
             per_replica, self._name, counts_step=bool(plan.num_gradients)
         )
+        if strategy.extended.num_workers > 1:
+            computed.check_rows(summed[-1][0], tf.reduce_sum(rows))
         return self._apply(strategy, plan, summed)
 
     def _run_alone(self, strategy, data):
@@ -113,9 +114,7 @@ class _Step:
 
         def run(batch, guarded):
             frame.guarded = guarded
-            frame.recorder = Recorder(self._optimizer, self._in_place)
-            frame.scaled.clear()
-            frame.unscaled.clear()
+            frame.recorder, frame.loss_is_weighted = Recorder(self._optimizer, self._in_place), False
             scope = RecordingScope(frame.recorder, self._deferred_variables())
             with frames.entered(frame), scope:
                 logs = self.python_step(batch)
@@ -144,11 +143,6 @@ class _Step:
             return ()
         return (*self.model.trainable_variables, *optimizer.variables)
 
-    def _make_metrics_whole(self):
-        for variable in self.model.metrics_variables:
-            if getattr(variable.value, "holds_parts", False):
-                variable.value.become_whole()
-
     def _report_uncovered_randomness(self):
         if self._reported or tf.executing_eagerly():
             return
@@ -160,8 +154,6 @@ class _Step:
         gradients = summed[: plan.num_gradients]
         updates = summed[plan.num_gradients : plan.num_gradients + len(plan.updates)]
         logs = summed[plan.num_gradients + len(plan.updates) : -1]
-        if strategy.extended.num_workers > 1:
-            computed.check_shares(summed[-1][0])
 
         def update(local):
             assignments = computed.new_values(plan, [values[local] for values in updates])
@@ -270,7 +262,7 @@ def _as_slots(strategy, data):
         num_slots = strategy.num_replicas_in_sync
         return data, tf.ones([num_slots], tf.int64), False
     # A batch given whole (train_on_batch, a Python generator): every worker has all of it, and takes its rows.
-    data = keras.tree.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), data)
+    data = keras.tree.map_structure(_as_tensor, data)
     known = batches.static_num_rows(tf.nest.map_structure(tf.type_spec_from_value, _without_none(data)))
     parts, rows = batches.split_over_slots(
         _without_none(data), extended.local_slots, strategy.num_replicas_in_sync, known
@@ -281,6 +273,12 @@ def _as_slots(strategy, data):
     )
     empty = known is None or known < strategy.num_replicas_in_sync
     return data, rows, empty
+
+
+def _as_tensor(leaf):
+    if leaf is None or isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+        return leaf
+    return tf.convert_to_tensor(leaf)
 
 
 def _without_none(data):
