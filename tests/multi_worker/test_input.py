@@ -284,5 +284,20 @@ def alone_after_training_together():
     return model.fit(x, 2 * x, batch_size=4, shuffle=True, verbose=0).history["loss"]
 
 
+def warnings_of_a_plain_fit():
+    strategy = make_strategy()
+    with logged() as lines:
+        linear_model(None).fit(pairs([1, 3], 2), verbose=0)
+    return strategy.num_replicas_in_sync, [line for line in lines if "belongs to no strategy" in line]
+
+
+def test_a_model_outside_of_the_strategy_is_named(worker_pool):
+    # Fresh processes: the notice is given once in each.
+    for num_replicas, lines in worker_pool.run(warnings_of_a_plain_fit, fresh=True):
+        assert num_replicas == 2
+        assert len(lines) == 1
+        assert "strategy.scope()" in lines[0]
+
+
 def test_a_model_outside_of_the_strategy_shuffles_alone(worker_pool):
     assert worker_pool.run(alone_after_training_together, timeout_seconds=20) == [[4.0], None]

@@ -135,3 +135,8 @@ def current_group() -> ProcessGroup | None:
     the input pipeline.
     """
     return _in_use[-1] if _in_use else None
+
+
+def is_in_a_group() -> bool:
+    """Returns True where this process trains together with others that are still there."""
+    return any(membership.group.last_failure is None for membership in _groups.values())

@@ -192,6 +192,14 @@ def _refuse_foreign_scope(model) -> None:
             f"Model `{model.name}` was made outside the scope of the strategy that is in force here, so it would not "
             "be distributed. Build and compile it inside `with strategy.scope():`."
         )
+    if groups.is_in_a_group():
+        logging.log_first_n(
+            logging.WARNING,
+            "Model `%s` belongs to no strategy: each worker runs it alone, on all of the data. Build it inside `with "
+            "strategy.scope():` if it should be distributed.",
+            1,
+            model.name,
+        )
 
 
 @contextlib.contextmanager
