@@ -256,6 +256,25 @@ def gradients_of(variable, loss_object, batch):
 LINEAR_DATA = (np.ones((5, 1), "float32"), np.array([[3], [3], [3], [3], [9]], "float32"))
 
 
+def applies(variable, optimizer, loss_object):
+    def step(batch):
+        optimizer.apply_gradients(zip(gradients_of(variable, loss_object, batch), [variable], strict=True))
+
+    return step
+
+
+def applies_in_a_branch(variable, optimizer, loss_object):
+    def step(batch):
+        gradients = gradients_of(variable, loss_object, batch)
+        tf.cond(
+            tf.reduce_sum(batch[0]) > 0,
+            lambda: optimizer.apply_gradients(zip(gradients, [variable], strict=True)) * 0 + 1,
+            lambda: tf.constant(0, tf.int64),
+        )
+
+    return step
+
+
 def test_S17_apply_in_a_nested_function_passed_to_run():
     # TF#27716. strategy.run takes a tf.function.
     def make_step(variable, optimizer, loss_object):
@@ -275,64 +294,28 @@ def test_S17_apply_in_a_nested_function_passed_to_run():
 
 def test_S17_apply_inside_cond_names_the_mistake():
     # TF#59487. Several local replicas cannot meet inside a branch.
-    def make_step(variable, optimizer, loss_object):
-        def step(batch):
-            gradients = gradients_of(variable, loss_object, batch)
-            tf.cond(
-                tf.reduce_sum(batch[0]) > 0,
-                lambda: optimizer.apply_gradients(zip(gradients, [variable], strict=True)) * 0 + 1,
-                lambda: tf.constant(0, tf.int64),
-            )
-
-        return step
-
     with pytest.raises(RuntimeError, match="apply_gradients.*tf.cond"):
-        custom_loop(oracle.mirrored(2), make_step, oracle.batched(LINEAR_DATA, 4))
+        custom_loop(oracle.mirrored(2), applies_in_a_branch, oracle.batched(LINEAR_DATA, 4))
 
 
 def test_S17_apply_inside_cond_works_on_one_local_replica():
-    def make_step(variable, optimizer, loss_object):
-        def step(batch):
-            gradients = gradients_of(variable, loss_object, batch)
-            tf.cond(
-                tf.reduce_sum(batch[0]) > 0,
-                lambda: optimizer.apply_gradients(zip(gradients, [variable], strict=True)) * 0 + 1,
-                lambda: tf.constant(0, tf.int64),
-            )
-
-        return step
-
-    weight, iterations, _ = custom_loop(oracle.mirrored(1), make_step, oracle.batched(LINEAR_DATA, 4))
+    weight, iterations, _ = custom_loop(
+        oracle.mirrored(1), applies_in_a_branch, oracle.batched(LINEAR_DATA, 4)
+    )
     assert (weight, iterations) == (12.0, 2)
 
 
 def test_S18_fifty_runs_on_fixed_shapes_trace_at_most_twice():
     # TF#34025.
-    def make_step(variable, optimizer, loss_object):
-        def step(batch):
-            optimizer.apply_gradients(
-                zip(gradients_of(variable, loss_object, batch), [variable], strict=True)
-            )
-
-        return step
-
     data = oracle.batched((np.ones((200, 1), "float32"), np.zeros((200, 1), "float32")), 4)
-    _, iterations, run = custom_loop(oracle.mirrored(2), make_step, data)
+    _, iterations, run = custom_loop(oracle.mirrored(2), applies, data)
     assert iterations == 50
     assert run.experimental_get_tracing_count() <= 2
 
 
 def test_S21_fit_and_custom_loop_agree_on_ragged_batches():
     # TF#45923. The oracle is S2: 12 on one device, also for the custom loop with a Keras loss object.
-    def make_step(variable, optimizer, loss_object):
-        def step(batch):
-            optimizer.apply_gradients(
-                zip(gradients_of(variable, loss_object, batch), [variable], strict=True)
-            )
-
-        return step
-
-    weight, _, _ = custom_loop(oracle.mirrored(2), make_step, oracle.batched(LINEAR_DATA, 4))
+    weight, _, _ = custom_loop(oracle.mirrored(2), applies, oracle.batched(LINEAR_DATA, 4))
     model, _ = fit_linear(
         2, lambda: keras.optimizers.SGD(1.0), LINEAR_DATA[0].ravel(), LINEAR_DATA[1].ravel(), 4
     )
