@@ -1,10 +1,13 @@
 """Who is there?
 
 TF_CONFIG, a cluster resolver or nothing becomes one validated, frozen `ClusterSpecification`; at start the
-tasks compare their settings. Importing this folder does not import TensorFlow.
+tasks compare their settings. Servers of parameter-server jobs are started, watched and ended here. Importing
+this folder does not import TensorFlow.
 """
 
+from tfdist_ext.cluster.in_process import in_process
 from tfdist_ext.cluster.preflight import check_records, describe_this_task
+from tfdist_ext.cluster.reachability import listening, wait_for_tasks
 from tfdist_ext.cluster.resolver import as_tf_resolver, resolve
 from tfdist_ext.cluster.specification import ClusterSpecification, Task
 from tfdist_ext.cluster.tf_config import from_tf_config, to_tf_config
@@ -16,6 +19,9 @@ __all__ = [
     "check_records",
     "describe_this_task",
     "from_tf_config",
+    "in_process",
+    "listening",
     "resolve",
     "to_tf_config",
+    "wait_for_tasks",
 ]
