@@ -32,10 +32,16 @@ from tensorflow.python.distribute import (
     mirrored_run,
     mirrored_strategy,
     numpy_dataset,
+    parameter_server_strategy_v2,
+    sharded_variable,
     values,
     values_util,
 )
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import executor as eager_executor
+from tensorflow.python.eager import record as tape_record
+from tensorflow.python.eager import remote as eager_remote
+from tensorflow.python.eager import tape as gradient_tape
 from tensorflow.python.framework import composite_tensor
 from tensorflow.python.ops import gen_experimental_dataset_ops
 
@@ -62,6 +68,9 @@ enter_or_assert_strategy = distribute_lib.enter_or_assert_strategy
 broadcast_to_devices = cross_device_ops.simple_broadcast
 copy_to_device = cross_device_utils.copy_tensor_or_indexed_slices_to_device
 
+ParameterServerExtended = parameter_server_strategy_v2.ParameterServerStrategyV2Extended
+ShardedVariable = sharded_variable.ShardedVariable
+
 # Keras knows a distributed dataset by the name and the module of one of its base classes.
 DistributedDataset: Any = type(
     "DistributedDataset",
@@ -86,6 +95,8 @@ auto_shard_dataset = gen_experimental_dataset_ops.auto_shard_dataset
 
 # --- Keras -----------------------------------------------------------------------------------------------------
 TensorFlowTrainer = keras_trainer.TensorFlowTrainer
+KerasEpochIterator = keras_trainer.TFEpochIterator
+KerasTensorFlowOptimizer: Any = keras.optimizers.Optimizer.__mro__[1]
 KerasBaseOptimizer = BaseOptimizer
 KerasLossModule: Any = keras_loss_module
 KerasCompileLoss = compile_utils.CompileLoss
@@ -237,3 +248,119 @@ def strategies_of_optimizer(optimizer) -> list:
     """Returns the strategies in whose scopes a Keras optimizer, and the one it wraps, were made."""
     parts = [optimizer, getattr(optimizer, "inner_optimizer", None)]
     return [part._distribution_strategy for part in parts if hasattr(part, "_distribution_strategy")]
+
+
+# --- Parameter servers: remote functions on the tasks of a cluster ------------------------------------------------
+def connect_to_cluster(cluster_spec, protocol: str, filters: dict[str, list[str]]) -> None:
+    """Connects this process, the chief, to its workers and parameter servers.
+
+    Args:
+        cluster_spec: `tf.train.ClusterSpec`.
+        protocol: For instance "grpc".
+        filters: For each job the job prefixes that its tasks may see.
+    """
+    device_filters = tf.config.experimental.ClusterDeviceFilters()
+    for job, visible in filters.items():
+        for index in range(cluster_spec.num_tasks(job)):
+            device_filters.set_device_filters(job, index, visible)
+    eager_remote.connect_to_cluster(
+        cluster_spec, job_name="chief", protocol=protocol, cluster_device_filters=device_filters
+    )
+    eager_context.set_server_def_retries(3)
+    eager_context.ensure_initialized()
+
+
+def whole_server_def():
+    """Returns a copy of the description of the cluster this process is connected to."""
+    server_def = eager_context.get_server_def()
+    copy = type(server_def)()
+    copy.CopyFrom(server_def)
+    return copy
+
+
+def update_cluster(server_def, absent: dict[str, set[int]]) -> None:
+    """Connects to the tasks of `server_def` that are there, dropping the absent ones.
+
+    Args:
+        server_def: What `whole_server_def` returned after connecting.
+        absent: For each job the indices of tasks that are not there now.
+    """
+    present = type(server_def)()
+    present.CopyFrom(server_def)
+    for job in present.cluster.job:
+        for index in absent.get(job.name, ()):
+            job.tasks.pop(index, None)
+    eager_context.context().update_server_def(present)
+
+
+def is_context_initialized() -> bool:
+    """Returns True once the process has run a TensorFlow operation."""
+    return eager_context.context()._initialized
+
+
+def synchronous_executor():
+    """Returns an executor whose remote calls block the calling thread, and no other."""
+    return eager_executor.new_executor(enable_async=False)
+
+
+def executing_on(executor):
+    """Returns a context in which this thread's operations go through `executor`."""
+    return eager_context.executor_scope(executor)
+
+
+def record_read(variable, value) -> None:
+    """Tells the active gradient tapes that `value` is what reading `variable` gave.
+
+    Args:
+        variable: `tf.Variable`, or a `ShardedVariable`, whose first shard then stands for it.
+        value: Tensor that was not computed from the variable in this graph.
+    """
+    source = variable.variables[0] if isinstance(variable, ShardedVariable) else variable
+    gradient_tape.variable_accessed(source)
+    tape_record.record_operation("ReadVariableOp", [value], [source.handle], lambda gradient: [gradient])
+
+
+def record_row_read(variable, rows, to_gradient) -> None:
+    """Like `record_read`, for rows: `to_gradient` turns the gradient of the rows into that of the variable."""
+    source = variable.variables[0] if isinstance(variable, ShardedVariable) else variable
+    gradient_tape.variable_accessed(source)
+    tape_record.record_operation(
+        "ReadVariableOp", [rows], [source.handle], lambda gradient: [to_gradient(gradient)]
+    )
+
+
+def no_recording():
+    """Returns a context in which gradient tapes record nothing."""
+    return tape_record.stop_recording()
+
+
+def let_keras_variables_be_sharded() -> None:
+    """Teaches Keras variables and optimizers that a value may be a `ShardedVariable`."""
+
+    def handle(self):
+        value = self._value
+        return value.variables[0].handle if isinstance(value, ShardedVariable) else value.handle
+
+    keras.Variable.handle = property(handle)
+    original_key = KerasTensorFlowOptimizer._var_key
+
+    def var_key(self, variable):
+        value = variable._value if isinstance(variable, keras.Variable) else variable
+        return value.variables[0]._unique_id if isinstance(value, ShardedVariable) else original_key(self, variable)
+
+    KerasTensorFlowOptimizer._var_key = var_key
+    serialize, restore = keras.Variable._serialize_to_tensors, keras.Variable._restore_from_tensors
+
+    def serialize_to_tensors(self):
+        if isinstance(self._value, ShardedVariable):
+            return {"VARIABLE_VALUE": tf.convert_to_tensor(self._value)}
+        return serialize(self)
+
+    def restore_from_tensors(self, restored):
+        if isinstance(self._value, ShardedVariable):
+            self._value.assign(restored["VARIABLE_VALUE"])
+            return self._value
+        return restore(self, restored)
+
+    keras.Variable._serialize_to_tensors = serialize_to_tensors
+    keras.Variable._restore_from_tensors = restore_from_tensors
