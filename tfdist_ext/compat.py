@@ -6,9 +6,11 @@ it from here. A new TensorFlow or Keras release is checked against this one page
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -39,11 +41,12 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import executor as eager_executor
+from tensorflow.python.eager import executor as eager_executor
 from tensorflow.python.eager import record as tape_record
 from tensorflow.python.eager import remote as eager_remote
 from tensorflow.python.eager import tape as gradient_tape
 from tensorflow.python.framework import composite_tensor
-from tensorflow.python.ops import gen_experimental_dataset_ops
+from tensorflow.python.ops import gen_experimental_dataset_ops, script_ops
 
 # --- Strategies: their extended objects are the seam that every tf.distribute call goes through. -----------
 CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
@@ -346,7 +349,11 @@ def let_keras_variables_be_sharded() -> None:
 
     def var_key(self, variable):
         value = variable._value if isinstance(variable, keras.Variable) else variable
-        return value.variables[0]._unique_id if isinstance(value, ShardedVariable) else original_key(self, variable)
+        return (
+            value.variables[0]._unique_id
+            if isinstance(value, ShardedVariable)
+            else original_key(self, variable)
+        )
 
     KerasTensorFlowOptimizer._var_key = var_key
     serialize, restore = keras.Variable._serialize_to_tensors, keras.Variable._restore_from_tensors
@@ -364,3 +371,28 @@ def let_keras_variables_be_sharded() -> None:
 
     keras.Variable._serialize_to_tensors = serialize_to_tensors
     keras.Variable._restore_from_tensors = restore_from_tensors
+
+
+# --- Calls into a serving process: one task runs a function of another -----------------------------------------
+def register_python_function(token: str, function: Callable) -> None:
+    """Lets `tf.raw_ops.PyFunc(token=token)` on a device of this process call `function` of NumPy values.
+
+    `tf.numpy_function` draws tokens that no other process can know. TensorFlow keeps a weak reference only: the
+    caller must hold the function.
+    """
+    script_ops._py_funcs._funcs[token] = function
+
+
+@contextlib.contextmanager
+def own_executor() -> Iterator[None]:
+    """Runs the eager ops of this thread apart from those of other threads.
+
+    In the executor that threads share by default, the error of a dead task surfaces in calls to tasks that live.
+    """
+    executor = eager_executor.new_executor(enable_async=False)
+    try:
+        with eager_context.executor_scope(executor):
+            yield
+    finally:
+        # An executor that is deleted with an error prints it.
+        executor.clear_error()
