@@ -41,7 +41,6 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import executor as eager_executor
-from tensorflow.python.eager import executor as eager_executor
 from tensorflow.python.eager import record as tape_record
 from tensorflow.python.eager import remote as eager_remote
 from tensorflow.python.eager import tape as gradient_tape
