@@ -150,7 +150,7 @@ def wait_for_tasks(
     addresses = {task: specification.address_of(task) for task in tasks}
     if not addresses:
         return
-    announce = announce or _to_standard_error
+    announce = announce or to_standard_error
     started = time.monotonic()
     roll = RollCall(addresses, timeout_seconds, started)
     with concurrent.futures.ThreadPoolExecutor(min(_MAX_PROBES, len(addresses)), "tfdist_ext_probe") as pool:
@@ -175,6 +175,11 @@ def _listening_now(
     return [task for task, probe in probes.items() if probe.result()]
 
 
-def _to_standard_error(sentence: str) -> None:
+def to_standard_error(sentence: str) -> None:
+    """Announces something to whoever watches the job.
+
+    Args:
+        sentence: What to say.
+    """
     sys.stderr.write(f"[tfdist-ext] {sentence}\n")
     sys.stderr.flush()

@@ -1,0 +1,296 @@
+"""What does a ps or worker task do, and when does it end?
+
+It serves until the *process* of the chief ends: saving a model after `fit` still needs the ps. When to end, and
+with which code, is decided in `ChiefWatch`, which knows no sockets and is told the time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import queue
+import socket
+import threading
+import time
+from typing import Any
+
+from tfdist_ext.cluster import environment
+from tfdist_ext.cluster.addresses import split_address
+from tfdist_ext.cluster.control import TOKEN, Control, Goodbye
+from tfdist_ext.cluster.reachability import QUIET_SECONDS, listening, to_standard_error
+from tfdist_ext.cluster.specification import ClusterSpecification, Task
+from tfdist_ext.errors import ClusterSpecError
+
+_AGAIN_SECONDS = 30.0
+_PROBE_SECONDS = 2.0
+_BETWEEN_SECONDS = 2.0
+_BETWEEN_SECONDS_AT_THE_END = 0.1
+# The chief says goodbye a moment before its end; what it does in that moment may still need this task.
+_LINGER_SECONDS = 10.0
+_MIN_THREADS = 2
+
+
+class ServingExit(enum.IntEnum):
+    """The exit codes of a task that served.
+
+    Attributes:
+        CHIEF_ENDED: The chief said goodbye: its script came to its end, or called `sys.exit`.
+        CHIEF_FAILED: The chief said that an uncaught exception ended its script.
+        CHIEF_LOST: The chief was there and is gone without a goodbye: killed, crashed, or out of reach.
+        CHIEF_NEVER_CAME: Nothing ever listened at the address of the chief.
+        INTERRUPTED: SIGINT (Ctrl-C), as a shell would say it. SIGTERM ends the process as it ends any other.
+    """
+
+    CHIEF_ENDED = 0
+    CHIEF_FAILED = 81
+    CHIEF_LOST = 82
+    CHIEF_NEVER_CAME = 83
+    INTERRUPTED = 130
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How serving ends.
+
+    Attributes:
+        code: The exit code.
+        message: Why, in one sentence.
+    """
+
+    code: ServingExit
+    message: str
+
+
+class ChiefWatch:
+    """When does a task stop serving? Pure.
+
+    Args:
+        chief: How to name the chief, with its address.
+        startup_timeout_seconds: How long to wait for the chief to be there at all.
+        chief_timeout_seconds: How long a chief that was there may be away.
+        started: The time of the beginning, in seconds.
+    """
+
+    def __init__(
+        self, chief: str, *, startup_timeout_seconds: float, chief_timeout_seconds: float, started: float
+    ):
+        self._chief = chief
+        self._startup_timeout_seconds = startup_timeout_seconds
+        self._chief_timeout_seconds = chief_timeout_seconds
+        self._started = started
+        self._last_seen: float | None = None
+        self._goodbye: Goodbye | None = None
+        self._linger_until = 0.0
+        self._next_words = started + QUIET_SECONDS
+
+    @property
+    def goodbye_said(self) -> bool:
+        """Whether the chief has said goodbye."""
+        return self._goodbye is not None
+
+    def said_goodbye(self, goodbye: Goodbye, now: float) -> None:
+        """Hears the last word of the chief; of two, the first counts.
+
+        Args:
+            goodbye: The word.
+            now: The time, in seconds.
+        """
+        if self._goodbye is None:
+            self._goodbye = goodbye
+            self._linger_until = now + _LINGER_SECONDS
+            self._last_seen = now
+
+    def probed(self, alive: bool, now: float) -> Ending | None:
+        """Learns whether something listens at the address of the chief.
+
+        Args:
+            alive: Whether.
+            now: The time, in seconds.
+
+        Returns:
+            How to end, or None to go on.
+        """
+        if alive:
+            self._last_seen = now
+        if self._goodbye is not None:
+            return None if alive and now < self._linger_until else self._ending_after(self._goodbye)
+        if self._last_seen is None:
+            return self._ending_of_nobody(now - self._started)
+        gone = now - self._last_seen
+        if gone < self._chief_timeout_seconds:
+            return None
+        return Ending(
+            ServingExit.CHIEF_LOST,
+            f"{self._chief} has been gone for {gone:.0f} s and said no goodbye: it was killed, or this task "
+            "cannot reach it any more",
+        )
+
+    def words(self, now: float) -> str | None:
+        """Gives the sentence to announce.
+
+        Args:
+            now: The time, in seconds.
+
+        Returns:
+            Whom the task waits for: after 2 seconds and then every 30, until the chief is there; else None.
+        """
+        if self._last_seen is not None or now < self._next_words:
+            return None
+        self._next_words = now + _AGAIN_SECONDS
+        return f"waiting for {self._chief} ({now - self._started:.0f} s)"
+
+    def _ending_after(self, goodbye: Goodbye) -> Ending:
+        if not goodbye.failed:
+            return Ending(ServingExit.CHIEF_ENDED, f"{self._chief} has ended")
+        return Ending(ServingExit.CHIEF_FAILED, f"{self._chief} has failed: {goodbye.reason}")
+
+    def _ending_of_nobody(self, waited: float) -> Ending | None:
+        if waited < self._startup_timeout_seconds:
+            return None
+        return Ending(
+            ServingExit.CHIEF_NEVER_CAME,
+            f"{self._chief} did not come within {waited:.0f} s; start it, or correct its address in TF_CONFIG",
+        )
+
+
+_lock = threading.Lock()
+_serves: Task | None = None
+# TensorFlow stops a server, and forgets a function, that nobody holds.
+_held: list[Any] = []
+
+
+def serve_until_chief_ends(
+    specification: ClusterSpecification,
+    *,
+    startup_timeout_seconds: float = 600.0,
+    chief_timeout_seconds: float = 20.0,
+) -> int:
+    """Serves this task to the chief until the chief's process ends.
+
+    Runs on: ps and workers, in the main thread. The server listens on all interfaces of the machine, and has
+    neither passwords nor encryption: it belongs on a network that you trust.
+
+    Args:
+        specification: The cluster as this task sees it.
+        startup_timeout_seconds: How long to wait for the chief to be there at all; whom the task waits for is
+            written to standard error.
+        chief_timeout_seconds: How long nothing may listen at the address of a chief that was there.
+
+    Returns:
+        The exit code for `sys.exit`, one of `ServingExit`. Why it is not 0 is written to standard error.
+
+    Raises:
+        ClusterSpecError: This task is no ps or worker, or the cluster has no chief.
+        OSError: The address of this task is in use.
+        RuntimeError: This process serves already.
+
+    Example:
+        >>> import sys
+        >>> from tfdist_ext.cluster import resolve, serve_until_chief_ends
+        >>> specification = resolve()
+        >>> if specification.task.type in ("ps", "worker"):  # doctest: +SKIP
+        ...     sys.exit(serve_until_chief_ends(specification))
+    """
+    chief = _chief_of(specification)
+    goodbyes: queue.SimpleQueue[Goodbye] = queue.SimpleQueue()
+    _start_once(specification, Control(specification.task, goodbyes.put))
+    watch = ChiefWatch(
+        f"{chief} at {specification.address_of(chief)}",
+        startup_timeout_seconds=startup_timeout_seconds,
+        chief_timeout_seconds=chief_timeout_seconds,
+        started=time.monotonic(),
+    )
+    try:
+        ending = _follow(watch, specification.address_of(chief), goodbyes)
+    except KeyboardInterrupt:
+        ending = Ending(ServingExit.INTERRUPTED, "interrupted")
+    if ending.code is not ServingExit.CHIEF_ENDED:
+        to_standard_error(f"{specification.task} ends with exit code {ending.code:d}: {ending.message}")
+    return int(ending.code)
+
+
+def _follow(watch: ChiefWatch, address: str, goodbyes: queue.SimpleQueue[Goodbye]) -> Ending:
+    """Probes the chief and hears its goodbye until it is time to end."""
+    while True:
+        alive = listening(address, _PROBE_SECONDS)
+        if (ending := watch.probed(alive, time.monotonic())) is not None:
+            return ending
+        if (words := watch.words(time.monotonic())) is not None:
+            to_standard_error(words)
+        pause = _BETWEEN_SECONDS_AT_THE_END if watch.goodbye_said else _BETWEEN_SECONDS
+        try:
+            watch.said_goodbye(goodbyes.get(timeout=pause), time.monotonic())
+        except queue.Empty:
+            continue
+
+
+def _chief_of(specification: ClusterSpecification) -> Task:
+    task, jobs = specification.task, specification.jobs
+    if task.type not in ("ps", "worker") or specification.address is None:
+        raise ClusterSpecError(f"Only ps and workers of a cluster serve; this task is {task}.")
+    if "chief" not in jobs:
+        raise ClusterSpecError(
+            f"Task {task} cannot know when training ends: the cluster has no chief. Add "
+            '"chief": ["host:port"] to the cluster of every task.'
+        )
+    return Task("chief", 0)
+
+
+def _start_once(specification: ClusterSpecification, control: Control) -> None:
+    from tfdist_ext import compat
+
+    global _serves
+    task = specification.task
+    with _lock:
+        if _serves is not None:
+            raise RuntimeError(f"This process serves already, as {_serves}; a process serves once.")
+        _check_free(task, specification.address_of(task))
+        # Before the server listens: who finds it can already call.
+        compat.register_python_function(TOKEN, control)
+        _held.extend([control, _start_server(specification)])
+        _serves = task
+
+
+def _check_free(task: Task, address: str) -> None:
+    """Says in one sentence what TensorFlow would say in many."""
+    _, port = split_address(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as attempt:
+        # As the server does: a port whose last connections are not quite over yet is free.
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(("", port))
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"Task {task} cannot listen at {address} ({os.strerror(error.errno or 0)}). Is it running "
+                "already? Else give it another port in the TF_CONFIG of every task",
+            ) from None
+
+
+def _start_server(specification: ClusterSpecification) -> Any:
+    import tensorflow as tf
+
+    jobs = {job: tasks for job, tasks in specification.jobs.items() if job != "evaluator"}
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(jobs),
+        job_name=specification.task.type,
+        task_index=specification.task.index,
+        protocol=specification.rpc_layer or "grpc",
+        config=tf.compat.v1.ConfigProto(
+            inter_op_parallelism_threads=_num_threads(
+                tf.config.threading.get_inter_op_parallelism_threads(), "TF_NUM_INTEROP_THREADS"
+            ),
+            intra_op_parallelism_threads=_num_threads(
+                tf.config.threading.get_intra_op_parallelism_threads(), "TF_NUM_INTRAOP_THREADS"
+            ),
+        ),
+        start=True,
+    )
+
+
+def _num_threads(configured: int, variable: str) -> int:
+    """Takes what was asked for, else one a core; with one thread a server that waits can do nothing else."""
+    text = environment.variable(variable) or ""
+    asked = configured or (int(text) if text.isdecimal() else 0)
+    return max(_MIN_THREADS, asked or os.cpu_count() or 1)
