@@ -128,17 +128,17 @@ class Control:
 
     Args:
         task: Who serves.
-        on_goodbye: Is given the goodbye, in a thread of TensorFlow.
+        on_command: Is called for every command, in a thread of TensorFlow; given the goodbye, if it is one.
     """
 
-    def __init__(self, task: Task, on_goodbye: Callable[[Goodbye], None]):
+    def __init__(self, task: Task, on_command: Callable[[Goodbye | None], None]):
         self._identity = {
             "task": str(task),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "started": time.time(),
         }
-        self._on_goodbye = on_goodbye
+        self._on_command = on_command
 
     def __call__(self, text: bytes) -> bytes:
         """Obeys one command.
@@ -154,8 +154,10 @@ class Control:
         except (TypeError, ValueError):
             command = None
         name = command.get("command") if isinstance(command, Mapping) else None
-        if name == GOODBYE:
-            self._on_goodbye(Goodbye(bool(command.get("failed")), one_line(str(command.get("reason", "")))))
-        elif name != PING:
+        if name not in (GOODBYE, PING):
             return json.dumps({"error": "unknown command"}).encode()
+        goodbye = None
+        if name == GOODBYE:
+            goodbye = Goodbye(bool(command.get("failed")), one_line(str(command.get("reason", ""))))
+        self._on_command(goodbye)
         return json.dumps(self._identity).encode()

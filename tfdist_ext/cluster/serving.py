@@ -25,6 +25,8 @@ from tfdist_ext.errors import ClusterSpecError
 _AGAIN_SECONDS = 30.0
 _PROBE_SECONDS = 2.0
 _BETWEEN_SECONDS = 2.0
+# A chief that dies right after it connected must have been seen.
+_BETWEEN_SECONDS_AT_FIRST = 0.25
 _BETWEEN_SECONDS_AT_THE_END = 0.1
 # The chief says goodbye a moment before its end; what it does in that moment may still need this task.
 _LINGER_SECONDS = 10.0
@@ -85,21 +87,23 @@ class ChiefWatch:
         self._next_words = started + QUIET_SECONDS
 
     @property
-    def goodbye_said(self) -> bool:
-        """Whether the chief has said goodbye."""
-        return self._goodbye is not None
+    def pause_seconds(self) -> float:
+        """How long to wait before the next probe."""
+        if self._goodbye is not None:
+            return _BETWEEN_SECONDS_AT_THE_END
+        return _BETWEEN_SECONDS_AT_FIRST if self._last_seen is None else _BETWEEN_SECONDS
 
-    def said_goodbye(self, goodbye: Goodbye, now: float) -> None:
-        """Hears the last word of the chief; of two, the first counts.
+    def heard(self, goodbye: Goodbye | None, now: float) -> None:
+        """Learns that the chief has sent a command.
 
         Args:
-            goodbye: The word.
+            goodbye: Its last word, if it was that; of two, the first counts.
             now: The time, in seconds.
         """
-        if self._goodbye is None:
+        self._last_seen = now
+        if goodbye is not None and self._goodbye is None:
             self._goodbye = goodbye
             self._linger_until = now + _LINGER_SECONDS
-            self._last_seen = now
 
     def probed(self, alive: bool, now: float) -> Ending | None:
         """Learns whether something listens at the address of the chief.
@@ -193,8 +197,8 @@ def serve_until_chief_ends(
         ...     sys.exit(serve_until_chief_ends(specification))
     """
     chief = _chief_of(specification)
-    goodbyes: queue.SimpleQueue[Goodbye] = queue.SimpleQueue()
-    _start_once(specification, Control(specification.task, goodbyes.put))
+    commands: queue.SimpleQueue[Goodbye | None] = queue.SimpleQueue()
+    _start_once(specification, Control(specification.task, commands.put))
     watch = ChiefWatch(
         f"{chief} at {specification.address_of(chief)}",
         startup_timeout_seconds=startup_timeout_seconds,
@@ -202,7 +206,7 @@ def serve_until_chief_ends(
         started=time.monotonic(),
     )
     try:
-        ending = _follow(watch, specification.address_of(chief), goodbyes)
+        ending = _follow(watch, specification.address_of(chief), commands)
     except KeyboardInterrupt:
         ending = Ending(ServingExit.INTERRUPTED, "interrupted")
     if ending.code is not ServingExit.CHIEF_ENDED:
@@ -210,17 +214,16 @@ def serve_until_chief_ends(
     return int(ending.code)
 
 
-def _follow(watch: ChiefWatch, address: str, goodbyes: queue.SimpleQueue[Goodbye]) -> Ending:
-    """Probes the chief and hears its goodbye until it is time to end."""
+def _follow(watch: ChiefWatch, address: str, commands: queue.SimpleQueue[Goodbye | None]) -> Ending:
+    """Probes the chief and hears what it says until it is time to end."""
     while True:
         alive = listening(address, _PROBE_SECONDS)
         if (ending := watch.probed(alive, time.monotonic())) is not None:
             return ending
         if (words := watch.words(time.monotonic())) is not None:
             to_standard_error(words)
-        pause = _BETWEEN_SECONDS_AT_THE_END if watch.goodbye_said else _BETWEEN_SECONDS
         try:
-            watch.said_goodbye(goodbyes.get(timeout=pause), time.monotonic())
+            watch.heard(commands.get(timeout=watch.pause_seconds), time.monotonic())
         except queue.Empty:
             continue
 
