@@ -1,0 +1,1 @@
+"""Tests of the parameter-server policies and books."""

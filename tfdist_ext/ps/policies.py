@@ -1,0 +1,129 @@
+"""How stale may a worker be, and whom do we wait for? What the user chooses.
+
+Small frozen dataclasses; each names the rule that carries it out. `rule.py` says how to write another one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tfdist_ext.ps.clocks import ClockRule, FreeRule
+from tfdist_ext.ps.damping import Damping
+from tfdist_ext.ps.deadlines import DeadlineRule
+from tfdist_ext.ps.rounds import RoundRule
+from tfdist_ext.ps.rule import Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Synchronous:
+    """Each step sums the sets of one round, one of each worker, as all-reduce would.
+
+    Attributes:
+        num_backup_workers: Slowest workers a step does without; what they computed is dropped and counted.
+        max_staleness: Age in steps up to which a set that came too late enters a later round.
+
+    Example:
+        >>> Synchronous(num_backup_workers=1)
+        Synchronous(num_backup_workers=1, max_staleness=0)
+
+    References:
+        J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz, "Revisiting Distributed Synchronous SGD",
+        arXiv:1604.00981, 2016.
+    """
+
+    num_backup_workers: int = 0
+    max_staleness: int = 0
+
+    def __post_init__(self):
+        _require_count("num_backup_workers", self.num_backup_workers)
+        _require_count("max_staleness", self.max_staleness)
+
+    @property
+    def damping(self) -> Damping | None:
+        """None: a round is one update of the full learning rate."""
+        return None
+
+    def rule(self, num_workers: int, too_few_workers: str) -> Rule:
+        """The policy at work."""
+        return RoundRule(num_workers, self.num_backup_workers, self.max_staleness, too_few_workers)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedStaleness:
+    """Sets are applied one at a time, and none is too stale.
+
+    Attributes:
+        max_staleness: s. Infinity (`math.inf`) for no bound.
+        clock: "version": no applied set is older than s updates, by construction. "worker": no worker is more
+            than s batches ahead of the slowest (stale synchronous parallel).
+        late: What happens at the bound of the version clock. "wait": the fast wait for the slow. "drop": sets
+            that hold others back are given up, once a batch, and counted.
+        damping: Factor of the learning rate by staleness, for instance `InverseStaleness()`.
+
+    Example:
+        >>> BoundedStaleness(max_staleness=8, late="drop").max_staleness
+        8
+    """
+
+    max_staleness: float = 4
+    clock: str = "version"
+    late: str = "wait"
+    damping: Damping | None = None
+
+    def __post_init__(self):
+        if self.max_staleness != math.inf:
+            _require_count("max_staleness", self.max_staleness)
+        _require_choice("clock", self.clock, ("version", "worker"))
+        _require_choice("late", self.late, ("wait", "drop"))
+        if self.clock == "worker" and self.late == "drop":
+            raise ValueError(
+                'Argument `late` must be "wait" with `clock="worker"`, where no set is ever too late; received '
+                '"drop". Try `clock="version"`.'
+            )
+        _require_damping(self.damping)
+
+    def rule(self, num_workers: int, too_few_workers: str) -> Rule:
+        """The policy at work."""
+        if self.clock == "worker":
+            return ClockRule(self.max_staleness)
+        return DeadlineRule(self.max_staleness, gives_up=self.late == "drop")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asynchronous:
+    """Sets are applied as they come, however stale; staleness is counted all the same.
+
+    Attributes:
+        damping: Factor of the learning rate by staleness, for instance `InverseStaleness()`.
+    """
+
+    damping: Damping | None = None
+
+    def __post_init__(self):
+        _require_damping(self.damping)
+
+    def rule(self, num_workers: int, too_few_workers: str) -> Rule:
+        """The policy at work."""
+        return FreeRule()
+
+
+def _require_count(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(
+            f"Argument `{name}` must be a whole number of at least 0; received {value!r}. Try `{name}=0`."
+        )
+
+
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        expected = " or ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f'Argument `{name}` must be {expected}; received {value!r}. Try "{choices[0]}".')
+
+
+def _require_damping(damping: Damping | None) -> None:
+    if damping is not None and (not callable(damping) or isinstance(damping, type)):
+        raise ValueError(
+            f"Argument `damping` must be None or a function from staleness to a factor; received {damping!r}. Try "
+            "`InverseStaleness()`."
+        )
