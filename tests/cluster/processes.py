@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,18 @@ from tfdist_ext.cluster.ports import ReservedPorts
 DEADLINE_SECONDS = 60.0
 
 
+def environment_of_a_task():
+    """The variables that every task has."""
+    return {
+        **environment.inherited(),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        # A task finds what this process finds.
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 class TaskProcess:
     """One task that runs `tests.cluster.tasks`."""
 
@@ -24,14 +37,7 @@ class TaskProcess:
         self._news = threading.Condition()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.tasks", *arguments],
-            env={
-                **environment.inherited(),
-                "TF_CONFIG": to_tf_config(specification),
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "CUDA_VISIBLE_DEVICES": "-1",
-                "PYTHONPATH": ":".join(sys.path),
-                "PYTHONUNBUFFERED": "1",
-            },
+            env={**environment_of_a_task(), "TF_CONFIG": to_tf_config(specification)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

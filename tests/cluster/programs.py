@@ -7,16 +7,19 @@ def train_in_process():
     """Makes a cluster in this process and trains a variable on its ps."""
     import tensorflow as tf
 
-    from tfdist_ext.cluster import in_process, resolve
+    from tfdist_ext.cluster import in_process, resolve, say_goodbye_at_exit
+    from tfdist_ext.cluster.in_process import runs_in_this_process
 
-    resolver = in_process(2, 1)
-    again = in_process(2, 1)
+    # The fewest threads that are allowed.
+    resolver = in_process(2, 1, worker_threads=3)
+    again = in_process(2, 1, ps_threads=3)
     try:
         in_process(3, 1)
         refusal = ""
     except RuntimeError as error:
         refusal = str(error)
     specification = resolve(resolver)
+    say_goodbye_at_exit(specification)
     strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
@@ -32,6 +35,7 @@ def train_in_process():
     return {
         "same": again is resolver,
         "refusal": refusal,
+        "here": runs_in_this_process(specification),
         "task": str(specification.task),
         "jobs": {job: len(members) for job, members in specification.jobs.items()},
         "loopback": all(address.startswith("127.0.0.1:") for _, address in specification.members),

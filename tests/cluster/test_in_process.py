@@ -15,9 +15,9 @@ def test_a_cluster_needs_workers_and_ps(name):
 
 
 @pytest.mark.parametrize("name", ["worker_threads", "ps_threads"])
-def test_a_server_needs_two_threads(name):
-    with pytest.raises(ValueError, match=f"`{name}` must be a number from 2; received 1"):
-        in_process(**{name: 1})
+def test_there_is_a_thread_for_each_server(name):
+    with pytest.raises(ValueError, match=f"`{name}` must be a number from 3; received 2"):
+        in_process(2, 1, **{name: 2})
 
 
 def test_it_trains_is_found_again_and_refuses_another_shape(worker_pool):
@@ -25,6 +25,7 @@ def test_it_trains_is_found_again_and_refuses_another_shape(worker_pool):
     refusal = seen.pop("refusal")
     assert seen == {
         "same": True,
+        "here": True,
         "task": "chief:0",
         "jobs": {"chief": 1, "worker": 2, "ps": 1},
         "loopback": True,

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.cluster.processes import Job
+from tests.cluster.processes import Job, environment_of_a_task
 from tfdist_ext.cluster import ClusterSpecification, ServingExit, Task, serve_until_chief_ends
 from tfdist_ext.cluster.control import Control, Goodbye, goodbye_text
 from tfdist_ext.cluster.serving import ChiefWatch
@@ -183,6 +183,7 @@ def test_m14_a_supervised_job_with_an_evaluator_ends_with_0():
     flags = ["--chief", "--workers", "2", "--ps", "1", "--evaluator"]
     done = subprocess.run(
         [*launcher, *flags, "--", sys.executable, "-m", "tests.cluster.tasks"],
+        env=environment_of_a_task(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

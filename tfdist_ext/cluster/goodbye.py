@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from tfdist_ext.cluster.control import Goodbye, call, goodbye_text
+from tfdist_ext.cluster.in_process import runs_in_this_process
 from tfdist_ext.cluster.reachability import listening, to_standard_error
 from tfdist_ext.cluster.specification import ClusterSpecification, Task
 
@@ -27,7 +28,8 @@ _farewell: Farewell | None = None
 def say_goodbye_at_exit(specification: ClusterSpecification, tasks: Sequence[Task] | None = None) -> None:
     """Lets the ps and workers know when this process ends, and whether an uncaught exception ends it.
 
-    Runs on: chief, once it is connected. A second call only adds tasks. A task that cannot be told within 5
+    Runs on: chief, once it is connected. A second call only adds tasks; of a cluster inside this process nobody
+    need be told. A task that cannot be told within 5
     seconds is left alone: it finds out by itself, see `serve_until_chief_ends`.
 
     Args:
@@ -38,6 +40,8 @@ def say_goodbye_at_exit(specification: ClusterSpecification, tasks: Sequence[Tas
         ClusterSpecError: One of `tasks` is not in the cluster.
     """
     global _farewell
+    if runs_in_this_process(specification):
+        return
     if tasks is None:
         tasks = [task for task, _ in specification.members if task.type in ("ps", "worker")]
     addresses = {task: specification.address_of(task) for task in tasks}
@@ -136,6 +140,10 @@ def _tell(task: Task, address: str, goodbye: Goodbye, deadline: float) -> bool:
         try:
             call(task, text)
             return True
+        except tf.errors.InvalidArgumentError:
+            # It knows neither the function nor this chief: another kind of server, or one that was started again
+            # and never connected to.
+            return False
         except (tf.errors.OpError, ValueError):
             # Its answer may have been lost on the way; to hear it twice does no harm.
             time.sleep(_BETWEEN_SECONDS)

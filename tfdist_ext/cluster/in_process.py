@@ -12,25 +12,23 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tfdist_ext.cluster.ports import ReservedPorts
+from tfdist_ext.cluster.specification import ClusterSpecification
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 _HOST = "127.0.0.1"
-_MIN_THREADS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Shape:
     num_workers: int
     num_ps: int
-    worker_threads: int
-    ps_threads: int
+    num_threads: int
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
-        threads = f"{self.worker_threads} and {self.ps_threads} threads"
-        return f"{workers} and {self.num_ps} ps ({threads})"
+        return f"{workers} and {self.num_ps} ps ({self.num_threads} threads)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +55,16 @@ def in_process(
     Runs on: chief, which is the calling process. The servers listen until the process ends.
 
     A process has one such cluster: connecting to a second one would take the variables of the first one
-    away. The threads of TensorFlow are made only once a process, so that what the first call says counts.
+    away.
 
     Args:
         num_workers: Number of workers, at least 1.
         num_ps: Number of ps, at least 1.
-        worker_threads: Inter-op threads of each worker, at least 2: with one, a worker that waits for a ps can
-            do nothing else and the job hangs. None takes one for each core, and at least one for each server
-            and one more.
-        ps_threads: The same for each ps.
+        worker_threads: Inter-op threads. TensorFlow makes them once for all servers of a process, so that the
+            larger of this and `ps_threads` counts for all. At least one for each server: workers that wait for
+            a ps hold a thread, and with fewer the job hangs. None takes one for each core, and at least one
+            more than there are servers.
+        ps_threads: As `worker_threads`.
 
     Returns:
         A resolver to make a `ParameterServerStrategy` with. Its cluster has `chief`, `worker` and `ps` on free
@@ -96,15 +95,28 @@ def in_process(
 
 
 def _shape(num_workers: int, num_ps: int, worker_threads: int | None, ps_threads: int | None) -> _Shape:
-    """Checks the arguments and fills in the numbers of threads."""
+    """Checks the arguments and fills in the number of threads."""
     _check_at_least(1, num_workers=num_workers, num_ps=num_ps)
-    default = max(_MIN_THREADS, os.cpu_count() or 1, num_workers + num_ps + 1)
-    threads = {
-        "worker_threads": default if worker_threads is None else worker_threads,
-        "ps_threads": default if ps_threads is None else ps_threads,
+    num_servers = num_workers + num_ps
+    asked = {"worker_threads": worker_threads, "ps_threads": ps_threads}
+    given = {name: value for name, value in asked.items() if value is not None}
+    _check_at_least(num_servers, **given)
+    num_threads = max(given.values(), default=max(os.cpu_count() or 1, num_servers + 1))
+    return _Shape(num_workers=num_workers, num_ps=num_ps, num_threads=num_threads)
+
+
+def runs_in_this_process(specification: ClusterSpecification) -> bool:
+    """Says whether a cluster is the one that `in_process` has started here.
+
+    Args:
+        specification: The cluster.
+
+    Returns:
+        True only where this process is that cluster's chief and all its servers.
+    """
+    return _running is not None and _running.resolver.cluster_spec().as_dict() == {
+        job: list(tasks.values()) for job, tasks in specification.jobs.items()
     }
-    _check_at_least(_MIN_THREADS, **threads)
-    return _Shape(num_workers=num_workers, num_ps=num_ps, **threads)
 
 
 def _start(shape: _Shape) -> _Running:
@@ -118,17 +130,16 @@ def _start(shape: _Shape) -> _Running:
     )
     # The port of the chief stays free until the strategy connects.
     reserved.release()
-    threads = {"worker": shape.worker_threads, "ps": shape.ps_threads}
     servers = tuple(
         tf.distribute.Server(
             cluster,
             job_name=job,
             task_index=index,
             protocol="grpc",
-            config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads[job]),
+            config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=shape.num_threads),
             start=True,
         )
-        for job in threads
+        for job in ("worker", "ps")
         for index in range(counts[job])
     )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
