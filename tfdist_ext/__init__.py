@@ -18,10 +18,12 @@ from tfdist_ext.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     ConfigurationMismatchError,
+    ParameterServerLostError,
     PeerLostError,
     SignatureMismatchError,
     StartupTimeoutError,
     TfdistError,
+    WorkersLostError,
 )
 
 if TYPE_CHECKING:
@@ -31,40 +33,73 @@ if TYPE_CHECKING:
         data,
         errors,
         events,
+        layers,
+        placement,
+        ps,
         strategies,
         testing,
         training,
         transport,
     )
-    from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy
+    from tfdist_ext.ps import (
+        Asynchronous,
+        BoundedStaleness,
+        ExponentialStaleness,
+        HyperbolicStaleness,
+        InverseStaleness,
+        Synchronous,
+    )
+    from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 
 __version__ = "0.1.0"
 
 _SUBMODULES = frozenset(
-    ["cluster", "collectives", "data", "errors", "events", "strategies", "testing", "training", "transport"]
+    [
+        "cluster", "collectives", "data", "errors", "events", "layers", "placement", "ps", "strategies", "testing",
+        "training", "transport",
+    ]  # fmt: skip
 )
 _MODULE_OF = {
     "MirroredStrategy": "tfdist_ext.training",
     "MultiWorkerMirroredStrategy": "tfdist_ext.training",
+    "ParameterServerStrategy": "tfdist_ext.training",
+    "Asynchronous": "tfdist_ext.ps",
+    "BoundedStaleness": "tfdist_ext.ps",
+    "ExponentialStaleness": "tfdist_ext.ps",
+    "HyperbolicStaleness": "tfdist_ext.ps",
+    "InverseStaleness": "tfdist_ext.ps",
+    "Synchronous": "tfdist_ext.ps",
 }
 
 __all__ = [
+    "Asynchronous",
     "AuthenticationError",
+    "BoundedStaleness",
     "ClusterSpecError",
     "CollectiveError",
     "CollectiveTimeoutError",
     "ConfigurationMismatchError",
+    "ExponentialStaleness",
+    "HyperbolicStaleness",
+    "InverseStaleness",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerLostError",
+    "ParameterServerStrategy",
     "PeerLostError",
     "SignatureMismatchError",
     "StartupTimeoutError",
+    "Synchronous",
     "TfdistError",
+    "WorkersLostError",
     "cluster",
     "collectives",
     "data",
     "errors",
     "events",
+    "layers",
+    "placement",
+    "ps",
     "strategies",
     "testing",
     "training",

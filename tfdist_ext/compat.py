@@ -395,3 +395,9 @@ def own_executor() -> Iterator[None]:
     finally:
         # An executor that is deleted with an error prints it.
         executor.clear_error()
+
+
+def optimizer_key(optimizer, variable):
+    """Returns the key under which an optimizer keeps the slots of a Keras variable, also inside a stateless scope."""
+    value = variable._value
+    return value.variables[0]._unique_id if isinstance(value, ShardedVariable) else optimizer._var_key(value)

@@ -89,3 +89,31 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
 
 class SignatureMismatchError(CollectiveError):
     """Two tasks entered the same collective with different tensors or in a different order."""
+
+
+class ParameterServerLostError(TfdistError, RuntimeError):
+    """A ps died. Its variables are gone with it, so that training cannot go on: start the job again.
+
+    Attributes:
+        task: The ps, for instance `"ps:0"`.
+        step: Number of updates applied before, or None outside training.
+    """
+
+    def __init__(self, message: str, *, task: str = "", step: int | None = None):
+        super().__init__(message)
+        self.task = task
+        self.step = step
+
+
+class WorkersLostError(TfdistError, RuntimeError):
+    """Too few workers are left, or a worker failed again and again, and the time to wait for it is over.
+
+    Attributes:
+        tasks: The workers that are missing, `("worker:1 at 127.0.0.1:2222", ...)`.
+        step: Number of updates applied before, or None outside training.
+    """
+
+    def __init__(self, message: str, *, tasks: tuple = (), step: int | None = None):
+        super().__init__(message)
+        self.tasks = tuple(tasks)
+        self.step = step

@@ -56,6 +56,52 @@ def agreed_order(dataset, extended):
     return open_pass, not in_functions
 
 
+class PassOrder:
+    """The order in which each pass over a dataset reads it, wherever it is opened.
+
+    Args:
+        dataset: The dataset.
+        graph: Its GraphDef.
+    """
+
+    def __init__(self, dataset, graph):
+        self._graph = graph
+        self._base = int(_fresh_seed()[0]) if _has_unseeded_op(dataset) else None
+        self._reshuffles = any(node.op in _WITH_SEED_GENERATOR for node in graph.node)
+        self._unchanged = None if self.differs_by_pass else graph.SerializeToString()
+
+    @property
+    def differs_by_pass(self) -> bool:
+        """True where passes read in different orders."""
+        return self._base is not None or self._reshuffles
+
+    def passes_to_skip(self, number: int) -> int:
+        """Returns how often a new copy of the dataset must be opened before pass `number` comes up."""
+        return number if self._reshuffles and self._base is None else 0
+
+    def graph_of_pass(self, number: int) -> bytes:
+        """Returns the serialized graph that a task opens for a pass, nothing in it shared with other copies."""
+        if self._unchanged is not None:
+            return self._unchanged
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self._graph)
+        if self._base is not None:
+            graph = _with_seeds(graph, self._base, number)
+        constants = {node.name: node for node in graph.node}
+        for node in list(graph.node):
+            if node.op in _WITH_SEED_GENERATOR and not _is_forgotten(constants, node):
+                _forget_seed_generator(graph, constants, node)
+        return graph.SerializeToString()
+
+    def operations(self) -> list[str]:
+        """Returns the types of the dataset operations in the graph."""
+        return [node.op for node in self._graph.node if "Dataset" in node.op]
+
+
+def _is_forgotten(constants, node) -> bool:
+    return node.input[_WITH_SEED_GENERATOR[node.op]].endswith("_agreed_seed_generator")
+
+
 def _fresh_seed() -> np.ndarray:
     return np.random.SeedSequence().generate_state(1).astype(np.int64)
 

@@ -98,6 +98,10 @@ class Leases:
         """Batches handed out and neither applied, nor dropped, nor given back."""
         return frozenset(self._in_flight)
 
+    def end_of(self, shard: int) -> int | None:
+        """The number of batches of a shard, or None where it is not known yet."""
+        return self._shards[shard].end
+
     def index(self, batch: Batch) -> int:
         """The global index of a batch."""
         return batch.position * self.num_shards + batch.shard

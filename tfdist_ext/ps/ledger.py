@@ -104,6 +104,11 @@ class Ledger:
         return self._books.num_drops
 
     @property
+    def is_applying(self) -> bool:
+        """True between `next_apply` and the report of what came of it."""
+        return bool(self._state.applying)
+
+    @property
     def epoch_finished(self) -> bool:
         """True if no epoch is open, or nothing will be applied in it any more."""
         state = self._state

@@ -137,10 +137,13 @@ class RoundRule:
         flying = state.with_status(Status.IN_FLIGHT)
         if any(self._slot_of(record, state, occupied, landing=True) is not None for record in flying):
             return True
-        orphans = self._orphans(state)
+        active, orphans = state.active(), self._orphans(state)
+        if not active and not self._shrinks:
+            # Whoever comes next may go on with this round.
+            return state.leases.has_unread
         return any(
             self._place(state, worker, occupied, orphans) is not None
-            for worker in state.active()
+            for worker in active
             if state.workers[worker].computing not in flying
         )
 

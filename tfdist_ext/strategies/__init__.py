@@ -2,5 +2,6 @@
 
 from tfdist_ext.strategies.mirrored import MirroredStrategy
 from tfdist_ext.strategies.multi_worker import MultiWorkerMirroredStrategy
+from tfdist_ext.strategies.parameter_server import ParameterServerStrategy
 
-__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy"]
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"]

@@ -44,6 +44,9 @@ class Frame:
         loss_weight: Scalar tensor that replaces `share` for the loss that a custom loop reduces right now, or None.
         loss_is_weighted: True between `optimizer.scale_loss` and the next time gradients are applied.
         in_compiled_loss: True while Keras computes what `compile(loss=...)` asked for.
+        draw: Scalar int64 tensor in place of `slot` for random streams, where it is known only when the step runs.
+        drew: True once a random stream asked for `draw`.
+        pulled: The variables that a worker pulled from parameter servers, or None.
     """
 
     strategy: Any
@@ -57,6 +60,9 @@ class Frame:
     loss_weight: tf.Tensor | None = None
     loss_is_weighted: bool = False
     in_compiled_loss: bool = False
+    draw: tf.Tensor | None = None
+    drew: bool = False
+    pulled: Any = None
 
     @property
     def weighs_total(self) -> bool:

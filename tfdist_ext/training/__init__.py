@@ -3,7 +3,7 @@
 Importing this folder installs the bridge to Keras.
 """
 
-from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy
+from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from tfdist_ext.training.keras_bridge import install
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
 
@@ -12,6 +12,7 @@ install()
 __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "PredictStep",
     "TestStep",
     "TrainStep",

@@ -18,9 +18,13 @@ from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies import groups
 from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
 from tfdist_ext.training import agreement, losses, optimizers, saving
+from tfdist_ext.training import embedding_rows as rows_of_embeddings
+from tfdist_ext.training import parameter_server_bridge as parameter_servers
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
 
 _installed = False
+# Weyl sequence: slots get seeds far apart. Slot 0 keeps the one device's.
+_GOLDEN_RATIO = 0x9E3779B9
 
 
 def strategy_of(model):
@@ -52,6 +56,11 @@ def install() -> None:
     _replace(keras.optimizers.LossScaleOptimizer, "apply", optimizers.dispatch)
     _replace(keras.random.SeedGenerator, "next", _next_seed)
     _replace(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
+    compat.let_keras_variables_be_sharded()
+    iterator = compat.KerasEpochIterator
+    iterator._enumerate_iterator = parameter_servers.enumerate_steps(iterator._enumerate_iterator)
+    iterator.num_batches = parameter_servers.num_batches(iterator.num_batches)
+    _replace(keras.layers.Embedding, "call", rows_of_embeddings.look_up)
     losses.install()
     agreement.install()
 
@@ -67,6 +76,10 @@ def _replace(owner, name: str, make) -> None:
 
 def _make_train_function(original):
     def make_train_function(self, force=False):
+        servers = parameter_servers.strategy_of(self)
+        if servers is not None and (self.train_function is None or force):
+            self.train_function = parameter_servers.TrainFunction(self, servers)
+            return None
         strategy = strategy_of(self)
         if strategy is None or (self.train_function is not None and not force):
             return original(self, force)
@@ -79,6 +92,10 @@ def _make_train_function(original):
 
 def _make_test_function(original):
     def make_test_function(self, force=False):
+        servers = parameter_servers.strategy_of(self)
+        if servers is not None and (self.test_function is None or force):
+            self.test_function = parameter_servers.TestFunction(self, servers)
+            return None
         if strategy_of(self) is None or (self.test_function is not None and not force):
             return original(self, force)
         self.test_function = self._make_function(TestStep(self))
@@ -89,6 +106,10 @@ def _make_test_function(original):
 
 def _make_predict_function(original):
     def make_predict_function(self, force=False):
+        servers = parameter_servers.strategy_of(self)
+        if servers is not None and (self.predict_function is None or force):
+            self.predict_function = parameter_servers.PredictFunction(self, servers)
+            return None
         strategy = strategy_of(self)
         if strategy is None or (self.predict_function is not None and not force):
             return original(self, force)
@@ -112,6 +133,9 @@ def _make_predict_function(original):
 
 def _maybe_symbolic_build(original):
     def build_from_specs(self, iterator=None, data_batch=None):
+        servers = parameter_servers.strategy_of(self)
+        if servers is not None:
+            return parameter_servers.build(self, servers, iterator, data_batch)
         strategy = strategy_of(self)
         if strategy is None:
             return original(self, iterator=iterator, data_batch=data_batch)
@@ -147,6 +171,12 @@ def _parts_are_built(model) -> bool:
 
 def _compile(original):
     def compile_checked(self, *args, **kwargs):
+        servers = parameter_servers.strategy_of(self)
+        if servers is not None:
+            with servers.scope():
+                original(self, *args, **kwargs)
+            parameter_servers.check_compiled(self)
+            return
         strategy = strategy_of(self)
         if strategy is None:
             original(self, *args, **kwargs)
@@ -170,6 +200,9 @@ def _compile(original):
 
 def _translating(original):
     def translated(self, *args, **kwargs):
+        if parameter_servers.strategy_of(self) is not None:
+            with parameter_servers.running(original.__name__, self):
+                return original(self, *args, **kwargs)
         strategy = strategy_of(self)
         if strategy is None:
             _refuse_foreign_scope(self)
@@ -260,11 +293,15 @@ def _next_seed(original):
 
     def next_seed(self, ordered=True):
         seed = original(self, ordered)
+        frame = frames.current_frame()
+        if frame is not None and frame.draw is not None:
+            frame.drew = True
+            offset = tf.cast((frame.draw * _GOLDEN_RATIO) % 2**31, seed.dtype)
+            return seed + tf.stack([offset, tf.zeros_like(offset)])
         slot = _slot_of_this_replica()
         if not slot:
             return seed
-        # Weyl sequence with the golden ratio: slots get seeds far apart. Slot 0 keeps the one device's.
-        offset = (slot * 0x9E3779B9) % 2**31
+        offset = (slot * _GOLDEN_RATIO) % 2**31
         return seed + tf.constant([offset, 0], seed.dtype)
 
     return next_seed

@@ -108,10 +108,10 @@ def dispatch(original):
         frame = frames.current_frame()
         if frame is None:
             return original(self, grads, trainable_variables)
-        if frame.num_slots == 1:
+        recorder = frame.recorder
+        if frame.num_slots == 1 and recorder is None:
             with after(grads):
                 return original(self, grads, trainable_variables)
-        recorder = frame.recorder
         if recorder is not None and not recorder.in_place:
             return recorder.record_apply(frame, self, grads, trainable_variables)
         return apply_in_place(frame, self, grads, trainable_variables)

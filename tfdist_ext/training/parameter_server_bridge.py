@@ -1,0 +1,400 @@
+"""What do `fit`, `evaluate` and `predict` do under a ParameterServerStrategy?
+
+Keras' own loops, callbacks and progress bar stay. Their train, test and predict functions are replaced by ones that take the
+next step from the workers, and an epoch ends when nothing of it is left to apply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdist_ext import compat
+from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
+from tfdist_ext.ps import Asynchronous, BoundedStaleness, Ledger, Synchronous
+from tfdist_ext.strategies.parameter_server import ParameterServerStrategy
+from tfdist_ext.training import pulled, row_update
+from tfdist_ext.training.ordered_reader import OrderedReader
+from tfdist_ext.training.set_driver import SetDriver
+from tfdist_ext.training.set_program import PredictProgram, SetProgram
+from tfdist_ext.training.worker_threads import WorkerThreads
+
+
+class _Mode(threading.local):
+    """What Keras' loop on this thread is doing: "fit", "evaluate" or "predict"."""
+
+    name = "fit"
+    model: Any = None
+
+
+_mode = _Mode()
+
+
+def strategy_of(model) -> ParameterServerStrategy | None:
+    """Returns the parameter-server strategy under whose scope the model was made, or None."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    return strategy if isinstance(strategy, ParameterServerStrategy) else None
+
+
+@contextlib.contextmanager
+def running(name: str, model):
+    """Notes which of Keras' loops runs; `evaluate` inside `fit` is the inner one."""
+    before = _mode.name, _mode.model
+    _mode.name, _mode.model = name, model
+    try:
+        yield
+    finally:
+        _mode.name, _mode.model = before
+
+
+def threads_of(strategy) -> WorkerThreads:
+    """Returns the threads of the strategy's workers, started at first use."""
+    if strategy._threads is None:
+        strategy._threads = WorkerThreads(strategy.specification, strategy.server_def)
+    return strategy._threads
+
+
+# --- epochs -------------------------------------------------------------------------------------------------------
+def enumerate_steps(original):
+    """Returns Keras' enumeration of the steps of an epoch, for datasets that workers read."""
+
+    def enumerate_iterator(self):
+        if not isinstance(self._distributed_dataset, WorkerDataset):
+            yield from original(self)
+            return
+        self.data_adapter.on_epoch_begin()
+        data = self._current_iterator
+        goes_on = data is not None and self.steps_per_epoch and data.leases is not None and data.leases.has_unread
+        if not goes_on:
+            data = self._current_iterator = iter(self._distributed_dataset)
+        data.max_steps = self.steps_per_epoch
+        data.next_for_keras = _next_predicted if _mode.name == "predict" else None
+        step = 0
+        try:
+            while self.steps_per_epoch is None or step < self.steps_per_epoch:
+                if step and not data.source.has_next():
+                    break
+                yield step, step + self.steps_per_execution - 1, data
+                step += self.steps_per_execution
+        finally:
+            if data.source is not None:
+                data.source.close()
+        if self.steps_per_epoch and step < self.steps_per_epoch:
+            self._interrupted_warning()
+        self.data_adapter.on_epoch_end()
+
+    return enumerate_iterator
+
+
+def num_batches(original: property) -> property:
+    """Returns the property that tells the progress bar how many steps an epoch has, None where nobody knows."""
+
+    def count(self):
+        data = getattr(self, "_distributed_dataset", None)
+        if not isinstance(data, WorkerDataset):
+            return original.fget(self)
+        if self.steps_per_epoch:
+            return self.steps_per_epoch
+        return data.num_batches if _mode.name != "fit" else _num_steps(data, data.strategy)
+
+    return property(count)
+
+
+def _num_steps(data: WorkerDataset, strategy) -> int | None:
+    if data.num_batches is None:
+        return None
+    policy, push = strategy.update_policy, strategy.push_every_steps
+    if isinstance(policy, Synchronous):
+        return max(data.lengths) if policy.num_backup_workers == 0 else None
+    drops = isinstance(policy, BoundedStaleness) and policy.late == "drop" and not strategy.requeue_dropped
+    return None if drops else sum(math.ceil(length / push) for length in data.lengths)
+
+
+# --- the functions that Keras calls ---------------------------------------------------------------------------------
+class TrainFunction:
+    """Applies the next step of training; Keras calls it in place of its own train function."""
+
+    def __init__(self, model, strategy):
+        self._model, self._strategy = model, strategy
+        self._driver: SetDriver | None = None
+        self._spec: Any = None
+
+    def __call__(self, iterator):
+        if not isinstance(iterator, WorkerIterator):
+            return self._train_on_batch(next(iter(iterator)))
+        if iterator.source is None or not iterator.source.is_open_on(iterator):
+            self._driver_for(iterator.element_spec).begin(iterator, iterator.max_steps)
+            iterator.source = self._driver
+        logs = None
+        for _ in range(self._model.steps_per_execution):
+            following = self._driver.next_step()
+            if following is None:
+                break
+            logs = following
+        if logs is None:
+            raise StopIteration
+        return logs
+
+    def _train_on_batch(self, batch):
+        data = _single_batch(batch, self._strategy)
+        driver = self._driver_for(data.element_spec)
+        driver.begin(data, None)
+        try:
+            return driver.next_step()
+        finally:
+            driver.close()
+
+    def _driver_for(self, spec) -> SetDriver:
+        if self._driver is None:
+            self._driver = self._new_driver(spec)
+        elif not _same_spec(spec, self._spec):
+            self._driver.use_program(_train_program(self._model, self._strategy, spec))
+        self._spec = spec
+        self._strategy._driver = self._driver
+        return self._driver
+
+    def _new_driver(self, spec) -> SetDriver:
+        strategy = self._strategy
+
+        def make_ledger(version):
+            return Ledger(
+                strategy.update_policy, strategy.num_workers, too_few_workers=strategy.too_few_workers,
+                requeue_dropped=strategy.requeue_dropped, fetch_every_steps=strategy.fetch_every_steps,
+                push_every_steps=strategy.push_every_steps, version=version,
+            )  # fmt: skip
+
+        return SetDriver(
+            threads_of(strategy),
+            _train_program(self._model, strategy, spec),
+            make_ledger,
+            int(self._model.optimizer.iterations.numpy()),
+            strategy.worker_timeout_seconds,
+            strategy.patience_seconds,
+        )
+
+
+def _train_program(model, strategy, spec) -> SetProgram:
+    policy = strategy.update_policy
+    always_admitted = isinstance(policy, Asynchronous) or (
+        isinstance(policy, Synchronous) and policy.num_backup_workers == 0
+    )
+    return SetProgram(
+        model, model.train_step, spec, trains=True, wire_dtype=strategy.wire_dtype,
+        pushes=always_admitted and strategy.push_every_steps == 1,
+        caches=strategy.fetch_every_steps > 1 or strategy.push_every_steps > 1,
+        compensation=strategy.delay_compensation, version=strategy.version_variable(),
+    )  # fmt: skip
+
+
+class TestFunction:
+    """Adds the next batch to the metrics, in the order of the data."""
+
+    __test__ = False  # Not a test class, whatever pytest thinks of its name.
+
+    def __init__(self, model, strategy):
+        self._model, self._strategy = model, strategy
+        self._program: SetProgram | None = None
+        self._spec: Any = None
+
+    def __call__(self, iterator):
+        if not isinstance(iterator, WorkerIterator):
+            data = _single_batch(next(iter(iterator)), self._strategy)
+            reader = self._reader(data)
+            try:
+                return self._add(reader.next_result())
+            finally:
+                reader.close()
+        if iterator.source is None:
+            iterator.source = self._reader(iterator)
+        logs = self._add(iterator.source.next_result())
+        for _ in range(self._model.steps_per_execution - 1):
+            if not iterator.source.has_next():
+                break
+            logs = self._add(iterator.source.next_result())
+        return logs
+
+    def _reader(self, data) -> OrderedReader:
+        if self._program is None or not _same_spec(data.element_spec, self._spec):
+            self._spec = data.element_spec
+            self._program = SetProgram(
+                self._model, self._model.test_step, self._spec, trains=False, pushes=True,
+                wire_dtype=self._strategy.wire_dtype,
+            )  # fmt: skip
+        program = self._program
+
+        def compute(worker, data_or_iterator):
+            from_iterator = isinstance(data_or_iterator, tf.data.Iterator)
+            function = program.compute_next if from_iterator else program.compute_batch
+            _, wires, _ = program.divide(function(data_or_iterator, [], worker.constant(0)))
+            return wires
+
+        program.trace(data.feed is not None)
+        return OrderedReader(threads_of(self._strategy), data, compute, self._strategy.patience_seconds)
+
+    def _add(self, wires):
+        program = self._program
+        with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
+            return program.read_logs(program.commit(1, True, False)(tf.constant(1.0), [wires]))
+
+
+class PredictFunction:
+    """Returns the outputs for the next batches, in the order of the data."""
+
+    def __init__(self, model, strategy):
+        self._model, self._strategy = model, strategy
+        self._program: PredictProgram | None = None
+        self._spec: Any = None
+
+    def __call__(self, data):
+        parts = [self._outputs(one) for one in data]
+        if len(parts) == 1:
+            return parts[0]
+        return keras.tree.map_structure(lambda *some: tf.concat(some, axis=0), *parts)
+
+    def _outputs(self, batch):
+        if isinstance(batch, _PredictedBatch):
+            return batch.outputs
+        data = _single_batch(batch, self._strategy)
+        reader = self.reader(data)
+        try:
+            return self.packed(reader.next_result())
+        finally:
+            reader.close()
+
+    def packed(self, flat):
+        """Returns flat arrays as the structure that `predict_step` returned."""
+        return tf.nest.pack_sequence_as(self._program.structure, [tf.constant(array) for array in flat])
+
+    def reader(self, data) -> OrderedReader:
+        """Starts predicting a pass over the data."""
+        if self._program is None or not _same_spec(data.element_spec, self._spec):
+            self._spec = data.element_spec
+            self._program = PredictProgram(self._model, self._spec, self._strategy.wire_dtype)
+        program = self._program
+
+        def compute(worker, data_or_iterator):
+            from_iterator = isinstance(data_or_iterator, tf.data.Iterator)
+            function = program.compute_next if from_iterator else program.compute_batch
+            return [tensor.numpy() for tensor in function(data_or_iterator)]
+
+        program.trace(data.feed is not None)
+        return OrderedReader(threads_of(self._strategy), data, compute, self._strategy.patience_seconds)
+
+
+class _PredictedBatch:
+    """A batch of `predict` whose outputs are there already."""
+
+    def __init__(self, outputs):
+        self.outputs = outputs
+
+
+def _next_predicted(data: WorkerIterator):
+    """Returns what Keras' `predict` gets for `next(iterator)`.
+
+    Raises:
+        StopIteration: The data have ended.
+    """
+    function = _mode.model.predict_function
+    if data.source is None:
+        data.source = function.reader(data)
+    return _PredictedBatch(function.packed(data.source.next_result()))
+
+
+def _same_spec(one, other) -> bool:
+    return tf.nest.flatten(one) == tf.nest.flatten(other)
+
+
+def _single_batch(batch, strategy) -> WorkerIterator:
+    """Returns one pass over one batch that the chief has, for `train_on_batch` and its like."""
+    batch = keras.tree.map_structure(_tensor_or_optional, batch)
+    spec = keras.tree.map_structure(_spec_of_rows, batch)
+    data = WorkerDataset([[batch]], spec, strategy.num_workers, None, False, "it is a single batch")
+    data.lengths = [1] + [0] * (strategy.num_workers - 1)
+    return iter(data)
+
+
+def _tensor_or_optional(leaf):
+    if leaf is None:
+        return tf.experimental.Optional.empty(None)
+    return leaf if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(leaf)
+
+
+def _spec_of_rows(leaf):
+    if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    return tf.type_spec_from_value(leaf)
+
+
+# --- what Keras calls on the model ---------------------------------------------------------------------------------
+def build(model, strategy, iterator, data_batch) -> None:
+    """Builds model and optimizer from the types of a batch, drawing none; variables are placed between the two."""
+    if iterator is not None:
+        specs = iterator._distributed_dataset.element_spec
+        data_batch = keras.tree.map_structure(_symbolic_rows, specs)
+    optimizer = model.optimizer
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(strategy.scope())
+        if optimizer is not None and not optimizer.built:
+            original = optimizer.build
+
+            def build_beside(variables):
+                place_variables(model, strategy)
+                original(model.trainable_variables)
+
+            stack.enter_context(row_update.replaced(optimizer, build=build_beside))
+        model._symbolic_build(data_batch=data_batch)
+
+
+def _symbolic_rows(spec):
+    if isinstance(spec, tf.OptionalSpec):
+        return None
+    return keras.KerasTensor(spec.shape, spec.dtype.name) if isinstance(spec, tf.TensorSpec) else spec
+
+
+def check_compiled(model) -> None:
+    """Refuses what cannot run on workers, at `compile`."""
+    if model.jit_compile is True:
+        model.jit_compile = False
+    if model.run_eagerly:
+        raise ValueError(
+            "`run_eagerly=True` cannot be combined with parameter servers: a worker runs traced functions only. Compile "
+            "with `run_eagerly=False`; to debug a step, run it without the strategy."
+        )
+
+
+# --- building -----------------------------------------------------------------------------------------------------
+def place_variables(model, strategy) -> None:
+    """Moves a new model's variables to where largest-first puts them, before the optimizer makes slots beside them."""
+    placer = strategy.extended.placer
+    for variable in model.variables:
+        for index, shard in enumerate(pulled.shards_of(variable)):
+            placer.name(shard, f"{variable.path}/part_{index}" if pulled.is_sharded(variable) else variable.path)
+    if strategy.extended._num_ps == 1 or (model.optimizer is not None and model.optimizer.built):
+        return
+    whole = [variable for variable in model.variables if not pulled.is_sharded(variable)]
+    moved = placer.place_largest_first([variable._value for variable in whole])
+    for variable in whole:
+        new = moved.get(variable._value._unique_id)
+        if new is not None:
+            variable._value = new
+    if moved:
+        logging.info("Moved %d variables of `%s` to place them largest first.", len(moved), model.name)
+        model.test_function = model.predict_function = None
+
+
+def epoch_summary(strategy) -> dict[str, np.ndarray]:
+    """Returns the counts of training so far under the names of logs."""
+    total = strategy.statistics.get("total", {})
+    return {
+        "applied_sets": total.get("applied", 0),
+        "dropped_sets": total.get("dropped", 0),
+        "staleness_p95": total.get("age_p95") or 0,
+        "staleness_max": total.get("age_max") or 0,
+    }

@@ -1,0 +1,394 @@
+"""Who moves training on parameter servers forward?
+
+Workers' threads compute sets and report them; the thread that calls `next_step` applies them. What is computed, admitted,
+dropped and applied is decided by the ledger alone, which is asked under one lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfdist_ext import errors, events
+from tfdist_ext.ps import Apply, Dispatch, Ledger, Leases, TooFewWorkers
+from tfdist_ext.training.gradient_set import FIRST_PS
+from tfdist_ext.training.worker_threads import Worker, WorkerThreads
+
+_LOOK_AROUND_SECONDS = 0.5
+_SAY_WAITING_AFTER_SECONDS = 10.0
+
+
+@dataclasses.dataclass(eq=False)
+class _Computed:
+    """The tensors of a set: on its worker, then on the ps.
+
+    Attributes:
+        worker: Index of the worker that made it.
+        wires: Remote tensors.
+        delivered: True once `wires` are on the ps.
+        busy: True while somebody brings them there.
+        lost: True when its worker died before they were there.
+    """
+
+    worker: int
+    wires: list
+    kept: list
+    delivered: bool
+    busy: bool = False
+    lost: bool = False
+
+
+class _SetJob:
+    """Computes one set on a worker."""
+
+    def __init__(self, driver: SetDriver, dispatch: Dispatch, data):
+        self._driver, self._dispatch, self._data = driver, dispatch, data
+
+    def run(self, worker: Worker) -> None:
+        self._driver._compute(worker, self._dispatch, self._data)
+
+    def lost(self, worker: Worker, error: Exception) -> None:
+        self._driver._set_lost(self._dispatch.set_id)
+
+
+class SetDriver:
+    """Trains one model: dispatches, applies, and keeps going when workers die.
+
+    Args:
+        threads: The workers' threads.
+        program: `SetProgram` of the model.
+        make_ledger: Function of the version that makes a `Ledger`.
+        version: Updates that were applied to the model before.
+        timeout_seconds: A set that is not back in this time is lost.
+        patience_seconds: Longest time without any worker.
+    """
+
+    def __init__(self, threads: WorkerThreads, program, make_ledger, version: int, timeout_seconds, patience_seconds):
+        self._threads = threads
+        self._program = program
+        self.ledger: Ledger = make_ledger(version)
+        self._timeout_seconds = timeout_seconds
+        self._patience_seconds = patience_seconds
+        self._changed = threading.Condition()
+        self._sets: dict[int, _Computed] = {}
+        self._data: Any = None
+        self._error: Exception | None = None
+        self._ready: Apply | None = None
+        self._joined: dict[int, int] = {}
+        self._is_open = False
+        self._num_drops_seen = 0
+        self._bytes = {index: [0, 0] for index in range(len(threads.workers))}
+        with tf.device(FIRST_PS):
+            self._no_factor = tf.identity(tf.constant(1.0))
+
+    # --- for the caller's thread ---------------------------------------------------------------------------------
+    def begin(self, data, max_steps: int | None) -> None:
+        """Opens an epoch on a pass over the data.
+
+        Args:
+            data: `WorkerIterator`.
+            max_steps: Updates after which the epoch ends, or None for the end of the data.
+        """
+        self._threads.take_over(self)
+        self.close()
+        self._program.trace(data.feed is not None)
+        with self._changed:
+            self._error = None
+            if data.leases is None:
+                data.leases = Leases(data.dataset.num_shards, data.dataset.lengths)
+            self._data = data
+            self._note_members()
+            self.ledger.begin_epoch(data.leases, max_steps)
+            self._is_open = True
+            self._dispatch()
+
+    def _note_members(self) -> None:
+        """Tells the ledger who died, came, or both while somebody else had the workers."""
+        for worker in self._threads.workers:
+            known = self._joined.get(worker.index)
+            if known is not None and (not worker.is_there or known != worker.incarnation):
+                del self._joined[worker.index]
+                self.ledger.lost(worker.index)
+            if worker.is_there and worker.index not in self._joined:
+                self._joined[worker.index] = worker.incarnation
+                self.ledger.joined(worker.index)
+
+    def is_open_on(self, data) -> bool:
+        """Returns True while an epoch on this pass over the data is open."""
+        return self._is_open and self._data is data
+
+    def use_program(self, program) -> None:
+        """Goes on with batches of another type."""
+        self._program = program
+
+    def has_next(self) -> bool:
+        """Waits until another step can be applied, or none will be in this epoch."""
+        with self._changed:
+            return self._wait_for_step() is not None
+
+    def next_step(self):
+        """Applies the next step.
+
+        Returns:
+            Its logs, or None when the epoch is over.
+
+        Raises:
+            ParameterServerLostError: A ps died.
+            WorkersLostError: No worker is left, and none came back in time.
+        """
+        while True:
+            with self._changed:
+                apply = self._wait_for_step()
+                self._ready = None
+            if apply is None:
+                return None
+            try:
+                lost = self._bring_all(apply)
+                if not lost:
+                    return self._commit(apply)
+            except BaseException:
+                with self._changed:
+                    if self.ledger.is_applying:
+                        self.ledger.apply_failed(apply, [])
+                raise
+            with self._changed:
+                self.ledger.apply_failed(apply, lost)
+                self._forget(lost)
+                self._dispatch()
+
+    def close(self) -> None:
+        """Ends the epoch: what is not applied by now is dropped and counted."""
+        with self._changed:
+            if not self._is_open:
+                return
+            self._is_open = False
+            if self._ready is not None:
+                self.ledger.apply_failed(self._ready, [])
+                self._ready = None
+            self.ledger.close_epoch()
+            self._sets.clear()
+            self._announce_drops()
+
+    def statistics(self) -> dict:
+        """Returns the counts so far as plain data."""
+        with self._changed:
+            counts = self.ledger.statistics.as_dict()
+        for index, (pulled, pushed) in self._bytes.items():
+            worker = counts["workers"].get(index)
+            if worker is not None:
+                worker.update(bytes_pulled=pulled, bytes_pushed=pushed)
+        counts["total"].update(
+            bytes_pulled=sum(pulled for pulled, _ in self._bytes.values()),
+            bytes_pushed=sum(pushed for _, pushed in self._bytes.values()),
+        )
+        return counts
+
+    def _wait_for_step(self) -> Apply | None:
+        started = said = time.monotonic()
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._ready is None:
+                self._ready = self.ledger.next_apply()
+            if self._ready is not None or self.ledger.epoch_finished:
+                return self._ready
+            self._changed.wait(_LOOK_AROUND_SECONDS)
+            now = time.monotonic()
+            for set_id in self.ledger.overdue(now, self._timeout_seconds):
+                logging.warning("Set %d did not come back in %g s: %s", set_id, self._timeout_seconds,
+                                self.ledger.waiting_for())  # fmt: skip
+                events.emit("set_overdue", set_id=set_id, waited_seconds=self._timeout_seconds)
+                self.ledger.lost_set(set_id)
+                self._forget([set_id])
+                self._dispatch()
+            if now - said > _SAY_WAITING_AFTER_SECONDS:
+                said = now
+                logging.warning("Still waiting after %.0f s: %s", now - started, self.ledger.waiting_for())
+            self._check_patience(now - started)
+
+    def _check_patience(self, waited: float) -> None:
+        if waited < self._patience_seconds:
+            return
+        missing = [w for w in self._threads.workers if not w.is_there]
+        names = tuple(f"{w.task} at {self._threads.address(w.task)}" for w in missing)
+        raise errors.WorkersLostError(
+            f"No step could be applied for {waited:.0f} s. {self.ledger.waiting_for()} "
+            f"Missing: {', '.join(names) or 'nobody; the workers do not finish what they compute'}.",
+            tasks=names,
+            step=self.ledger.version,
+        )
+
+    def _bring_all(self, apply: Apply) -> list[int]:
+        """Brings the sets of a step to the ps; returns the ids of those that are lost."""
+        lost = []
+        for admitted in apply.sets:
+            computed = self._sets.get(admitted.set_id)
+            if computed is not None and not computed.delivered:
+                with self._changed:
+                    while computed.busy and not computed.lost and self._error is None:
+                        self._changed.wait(_LOOK_AROUND_SECONDS)
+                    if self._error is not None:
+                        raise self._error
+                if not computed.delivered and not computed.lost:
+                    self._deliver(computed)
+            if computed is None or computed.lost:
+                lost.append(admitted.set_id)
+        return lost
+
+    def _deliver(self, computed: _Computed) -> None:
+        """Pulls a set to the ps; a worker that died meanwhile loses it."""
+        try:
+            with tf.device(FIRST_PS):
+                wires = self._program.deliver(*computed.wires)
+        except tf.errors.OpError as error:
+            lost_ps = self._threads._lost_ps()
+            if lost_ps is not None:
+                raise lost_ps from error
+            logging.info("Set of worker %d could not be pulled: %s", computed.worker, error)
+            computed.lost = True
+            return
+        computed.wires, computed.delivered = list(wires), True
+
+    def _commit(self, apply: Apply):
+        sets = [self._sets[admitted.set_id] for admitted in apply.sets]
+        fresh = all(admitted.staleness == 0 for admitted in apply.sets)
+        damped = apply.factor != 1.0
+        commit = self._program.commit(len(sets), fresh, damped)
+        try:
+            with tf.device(FIRST_PS):
+                factor = tf.constant(apply.factor, tf.float32) if damped else self._no_factor
+                outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
+        except tf.errors.OpError as error:
+            lost_ps = self._threads._lost_ps()
+            if lost_ps is None:
+                raise
+            lost_ps.step = self.ledger.version
+            raise lost_ps from None
+        with self._changed:
+            self.ledger.applied(apply)
+            self._forget([admitted.set_id for admitted in apply.sets])
+            if self._data.feed is not None:
+                for admitted in apply.sets:
+                    for batch in admitted.batches:
+                        self._data.feed.release(batch.shard, batch.position)
+            self._dispatch()
+        events.emit("step_applied", version=apply.version, sets=apply.sets)
+        return self._program.read_logs(outputs)
+
+    # --- called under the lock ---------------------------------------------------------------------------------
+    def _dispatch(self) -> None:
+        try:
+            started = self.ledger.dispatches()
+        except TooFewWorkers as error:
+            self._error = errors.WorkersLostError(
+                f"{error} Start the missing workers again, or choose too_few_workers=\"wait\" or \"shrink\".",
+                tasks=tuple(str(w.task) for w in self._threads.workers if not w.is_there),
+                step=self.ledger.version,
+            )
+            self._changed.notify_all()
+            return
+        for dispatch in started:
+            self._threads.submit(dispatch.worker, _SetJob(self, dispatch, self._data))
+        self._announce_drops()
+        self._changed.notify_all()
+
+    def _announce_drops(self) -> None:
+        new = self.ledger.num_drops - self._num_drops_seen
+        self._num_drops_seen = self.ledger.num_drops
+        for dropped in list(self.ledger.drops)[-new:] if new else []:
+            self._sets.pop(dropped.set_id, None)
+            events.emit("set_dropped", **dataclasses.asdict(dropped))
+
+    def _forget(self, set_ids) -> None:
+        for set_id in set_ids:
+            self._sets.pop(set_id, None)
+
+    # --- from the workers' threads -------------------------------------------------------------------------------
+    def _compute(self, worker: Worker, dispatch: Dispatch, data) -> None:
+        program, wires, kept, rows = self._program, None, [], 0
+        draw = worker.constant(dispatch.draw if program.uses_draw else 0)
+        cached: list = []
+        if program.fetch is not None:
+            if dispatch.refresh or worker.cache is None:
+                worker.cache = list(program.fetch())
+                self._bytes[worker.index][0] += program.plan.packing.num_bytes
+            cached = worker.cache
+        for batch in dispatch.batches:
+            outputs = self._compute_batch(worker, data, batch, cached, draw)
+            if outputs is None:
+                with self._changed:
+                    self.ledger.ran_out(dispatch.set_id, batch)
+                    self._dispatch()
+                break
+            counts, some, kept = program.divide(outputs)
+            rows += counts[0].shape[0]
+            self._bytes[worker.index][0] += program.bytes_pulled(counts)
+            wires = some if wires is None else list(program.join(*wires, *some))
+        if wires is not None:
+            self._arrived(worker, dispatch, rows, _Computed(worker.index, wires, kept, program.pushes))
+
+    def _compute_batch(self, worker, data, batch, cached, draw):
+        """Returns the outputs for one batch, or None when there is no such batch."""
+        if data.feed is not None:
+            with self._changed:
+                fed = data.feed.get(batch.shard, batch.position)
+            return None if fed is None else self._program.compute_batch(fed, cached, draw)
+        try:
+            return self._program.compute_next(worker.reader.at(data, batch.shard, batch.position), cached, draw)
+        except tf.errors.OutOfRangeError:
+            return None
+
+    def _arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: _Computed) -> None:
+        pushed = self._program.bytes_pushed(computed.wires)
+        with self._changed:
+            self._sets[dispatch.set_id] = computed
+            verdict = self.ledger.arrived(dispatch.set_id, rows)
+            brings = verdict.outcome == "admitted" and not computed.delivered
+            if verdict.outcome == "dropped":
+                self._forget([dispatch.set_id])
+            computed.busy = brings
+            if verdict.outcome != "dropped" or computed.delivered:
+                self._bytes[worker.index][1] += pushed
+            if not brings:
+                self._dispatch()
+                return
+        try:
+            self._deliver(computed)
+        finally:
+            with self._changed:
+                computed.busy = False
+                self._dispatch()
+
+    def _set_lost(self, set_id: int) -> None:
+        with self._changed:
+            computed = self._sets.get(set_id)
+            if computed is not None and not computed.delivered:
+                computed.lost = True
+
+    def worker_lost(self, index: int) -> None:
+        """See `worker_threads.Owner`."""
+        with self._changed:
+            for computed in self._sets.values():
+                computed.lost = computed.lost or (computed.worker == index and not computed.delivered)
+            self._joined.pop(index, None)
+            self.ledger.lost(index)
+            self._dispatch()
+
+    def worker_joined(self, index: int) -> None:
+        """See `worker_threads.Owner`."""
+        with self._changed:
+            self._joined[index] = self._threads.workers[index].incarnation
+            self.ledger.joined(index)
+            self._dispatch()
+
+    def failed(self, error: Exception) -> None:
+        """See `worker_threads.Owner`."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
+            self._changed.notify_all()

@@ -1,0 +1,332 @@
+"""What runs on a worker to make a set, and on the ps to apply the sets of a step?
+
+Each is one traced function. `compute` runs wholly on a worker and reads variables from the ps; `deliver` brings a set to the ps;
+`commit` runs on the ps alone, where everything it needs has arrived, so that a worker's death cannot leave it half done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tfdist_ext.data import batches
+from tfdist_ext.strategies import frame as frames
+from tfdist_ext.training import gradient_set, optimizers, row_update
+from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout, SetRecorder
+from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan, is_sharded
+from tfdist_ext.training.recorder import watching_results
+
+
+
+class SetProgram:
+    """The traced functions of one Keras model step, for training or for evaluation.
+
+    Args:
+        model: Keras model, built.
+        step: Function of a batch that returns logs: `model.train_step` or `model.test_step`.
+        batch_spec: Structure of specs of one batch.
+        trains: Whether `step` applies gradients.
+        wire_dtype: Dtype in which variables and gradients travel, or None.
+        pushes: True when compute itself brings the set to the ps, because it will be admitted in any case.
+        caches: True when workers compute on variables that they fetched before.
+        compensation: `DelayCompensation`, or None.
+        version: `tf.Variable` that counts applied steps.
+    """
+
+    def __init__(
+        self, model, step, batch_spec, *, trains, wire_dtype=None, pushes=False, caches=False,
+        compensation=None, version=None,
+    ):  # fmt: skip
+        self._model, self._step = model, step
+        self._spec = batch_spec
+        self._trains = trains
+        self._wire_dtype = wire_dtype
+        self.pushes, self._caches = pushes, caches
+        self._compensation = compensation
+        self._version = version
+        self.layout: SetLayout | None = None
+        self.pulled: Pulled | None = None
+        self.uses_draw = False
+        self._commits: dict = {}
+        self._deliver = self._join = None
+        variables = [*model.variables, *model.metrics_variables]
+        self.plan = PullPlan(variables, wire_dtype)
+        self.fetch = None
+        if caches:
+            self.fetch = tf.function(self.plan.read_on_ps, autograph=False).get_concrete_function()
+        cached = [tf.TensorSpec(w.shape, w.dtype) for w in self.fetch.outputs] if caches else []
+        draw = tf.TensorSpec([], tf.int64)
+        self._from_iterator = None
+        self._from_batch = None
+        self._cached_specs, self._draw_spec = cached, draw
+
+    # --- compute: on a worker ------------------------------------------------------------------------------------
+    @property
+    def compute_next(self):
+        """`(iterator, cached, draw) -> [rows, *wires]`, traced at first use; run it with the worker as device."""
+        if self._from_iterator is None:
+            spec = tf.data.IteratorSpec(self._spec)
+
+            def compute(iterator, cached, draw):
+                return self._compute(iterator.get_next(), cached, draw)
+
+            self._from_iterator = tf.function(compute, autograph=False).get_concrete_function(
+                spec, self._cached_specs, self._draw_spec
+            )
+        return self._from_iterator
+
+    @property
+    def compute_batch(self):
+        """`(batch, cached, draw) -> [rows, *wires]` for a batch that the chief sends, traced at first use."""
+        if self._from_batch is None:
+            self._from_batch = tf.function(self._compute, autograph=False).get_concrete_function(
+                self._spec, self._cached_specs, self._draw_spec
+            )
+        return self._from_batch
+
+    def trace(self, fed_by_chief: bool) -> None:
+        """Traces compute on this thread, before workers' threads call it: Keras traces on one thread only."""
+        _ = self.compute_batch if fed_by_chief else self.compute_next
+
+    def _compute(self, data, cached, draw):
+        wires = cached if self._caches else self.plan.read_on_ps()
+        backups = list(wires)
+        pulled = Pulled(self.plan, wires, tf.compat.v1.get_default_graph())
+        recorder = SetRecorder()
+        frame = frames.Frame(None, 0, 1, recorder=recorder, draw=draw, pulled=pulled)
+        scope = PulledScope(pulled, recorder.check_access)
+        data = keras.tree.map_structure(_none_for_optional, data)
+        rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if leaf is not None])
+        with watching_results(self._model.metrics), frames.entered(frame), scope:
+            logs = self._step(data)
+        if self._trains and not recorder.applications:
+            raise ValueError(
+                f"`train_step` of model `{self._model.name}` applied no gradients. Call `self.optimizer.apply(...)` or "
+                "`apply_gradients(...)` in it."
+            )
+        weight = tf.cast(rows, tf.float64)
+        layout = SetLayout(recorder, scope, pulled, logs, weight, self._wire_dtype)
+        self.uses_draw = self.uses_draw or frame.drew
+        if self.layout is None:
+            self.layout, self.pulled = layout, pulled
+        outputs = layout.pack()
+        if self.pushes:
+            outputs = _on_their_ps(layout.groups, outputs)
+        # Shapes alone tell the chief the rows of the batch and of each table: nothing has to be fetched.
+        counts = [tf.zeros([tf.cast(rows, tf.int32), 0], tf.bool), *(t.count for t in pulled.touched)]
+        self.num_counts = len(counts)
+        self.num_wires = len(outputs)
+        kept = []
+        if self._compensation is not None:
+            kept = backups if self._caches else _on_their_ps(self.plan.packing.groups, backups)
+        return [*counts, *outputs, *kept]
+
+    def divide(self, outputs):
+        """Returns what compute gave: the tensors whose shapes are counts, the wires, and what the ps keep."""
+        wires = self.num_counts + self.num_wires
+        return outputs[: self.num_counts], list(outputs[self.num_counts : wires]), list(outputs[wires:])
+
+    @property
+    def join(self):
+        """`(*wires, *wires) -> wires`: one set out of two of one worker and one base version, gradients summed."""
+        if self._join is None:
+            specs = self._wire_specs()
+
+            def join(*wires):
+                first, second = (self.layout.unpack_here(w) for w in (wires[: len(specs)], wires[len(specs) :]))
+                return self.layout.pack_here(gradient_set.joined(first, second))
+
+            self._join = tf.function(join, autograph=False).get_concrete_function(*specs, *specs)
+        return self._join
+
+    def bytes_pulled(self, counts) -> int:
+        """Returns the bytes of the variables that one compute pulled, row numbers included."""
+        dense = 0 if self._caches else self.plan.packing.num_bytes
+        dense += sum(v.shape.num_elements() * v._value.dtype.size for v in self.pulled.large_read)
+        touched = zip(counts[1:], self.pulled.touched, strict=True)
+        return dense + sum(count.shape[0] * (rows.row_bytes + rows.id_bytes) for count, rows in touched)
+
+    def bytes_pushed(self, wires) -> int:
+        """Returns the bytes of a set on its way to the ps, row numbers included."""
+        rows = sum(wires[position].shape[0] * width for position, width in self.layout.row_widths)
+        return self.layout.num_bytes + rows
+
+    # --- deliver: from a worker to the ps --------------------------------------------------------------------------
+    @property
+    def deliver(self):
+        """`(*wires) -> wires`, the same tensors on their ps."""
+        if self._deliver is None:
+            groups = self.layout.groups
+
+            def deliver(*wires):
+                return _on_their_ps(groups, wires)
+
+            self._deliver = tf.function(deliver, autograph=False).get_concrete_function(*self._wire_specs())
+        return self._deliver
+
+    def _wire_specs(self):
+        concrete = self._from_iterator or self._from_batch
+        start = self.num_counts
+        outputs = concrete.outputs[start : start + self.num_wires]
+        return [tf.TensorSpec(output.shape, output.dtype) for output in outputs]
+
+    def _kept_specs(self):
+        concrete = self._from_iterator or self._from_batch
+        outputs = concrete.outputs[self.num_counts + self.num_wires :]
+        return [tf.TensorSpec(output.shape, output.dtype) for output in outputs]
+
+    # --- commit: on the ps -------------------------------------------------------------------------------------------
+    def commit(self, num_sets: int, is_fresh: bool, is_damped: bool):
+        """Returns `(factor, sets) -> [numbers, *other logs]`, traced at first use.
+
+        Args:
+            num_sets: How many sets make the step.
+            is_fresh: Whether all of them were computed on the present version.
+            is_damped: Whether the learning rate is multiplied by `factor`.
+        """
+        key = (num_sets, is_fresh, is_damped)
+        if key not in self._commits:
+            specs = [[*self._wire_specs(), *self._kept_specs()] for _ in range(num_sets)]
+            factor = tf.TensorSpec([], tf.float32)
+
+            def commit(factor, sets):
+                return self._commit(factor if is_damped else None, sets, is_fresh)
+
+            with tf.device(FIRST_PS):
+                self._commits[key] = tf.function(commit, autograph=False).get_concrete_function(factor, specs)
+        return self._commits[key]
+
+    def _commit(self, factor, sets, is_fresh):
+        with tf.device(FIRST_PS):
+            wires = [self._pinned(tensors) for tensors in sets]
+            barrier = [wire for tensors in wires for wire in tensors]
+            with tf.control_dependencies(barrier):
+                received = [self.layout.unpack(tensors[: self.num_wires]) for tensors in wires]
+                kept = [tensors[self.num_wires :] for tensors in wires]
+                shares = gradient_set.shares_of(received)
+                updated = gradient_set.new_values(self.layout, received, shares, is_fresh)
+                logs = gradient_set.draw_logs(self.layout, received, shares, updated)
+                outputs = self._packed_logs(logs)
+                for application in range(len(self.layout.applications)):
+                    self._apply(application, received, shares, factor, kept)
+                for variable, value in updated:
+                    variable.assign(value)
+                if self._trains and self._version is not None:
+                    self._version.assign_add(1)
+                return outputs
+
+    def _pinned(self, tensors):
+        groups = [*self.layout.groups]
+        wires = _on_their_ps(groups, tensors[: self.num_wires])
+        kept = tensors[self.num_wires :]
+        return wires + (_on_their_ps(self.plan.packing.groups, kept) if kept else [])
+
+    def _apply(self, application, received, shares, factor, kept):
+        optimizer, variables = self.layout.applications[application]
+        parts, whole = {}, []
+        for index, variable in enumerate(variables):
+            per_shard = gradient_set.sum_gradients(received, shares, application, index)
+            gradient = gradient_set.sharded_whole(per_shard)
+            parts[id(gradient)] = per_shard
+            whole.append(gradient)
+        if self._compensation is not None:
+            whole = self._compensation.compensate(whole, variables, self.plan, kept)
+
+        def gradients_of(variable, gradient):
+            known = parts.get(id(gradient))
+            return known if known is not None else gradient_set.split_whole(variable, gradient)
+
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        with contextlib.ExitStack() as stack:
+            if any(is_sharded(v) or isinstance(g, tf.IndexedSlices) for g, v in zip(whole, variables, strict=True)):
+                stack.enter_context(row_update.updating_shards_and_rows(inner, gradients_of))
+            stack.enter_context(row_update.scaled_learning_rate(inner, factor))
+            stack.enter_context(self._model.distribute_strategy.extended.applying())
+            optimizers.apply(optimizer, whole, variables)
+
+    def _packed_logs(self, logs):
+        """Returns one vector of all scalar logs, then the others; remembers how to read them."""
+        flat = tf.nest.flatten(logs)
+        numbers = [leaf for leaf in flat if tf.is_tensor(leaf) and leaf.shape.rank == 0 and leaf.dtype != tf.string]
+        others = [leaf for leaf in flat if tf.is_tensor(leaf) and not any(leaf is n for n in numbers)]
+        kinds = ["number" if any(leaf is n for n in numbers) else "other" if tf.is_tensor(leaf) else leaf for leaf in flat]
+        dtypes = [leaf.dtype.as_numpy_dtype for leaf in numbers]
+        self._log_reading = (logs, kinds, dtypes)
+        vector = [tf.cast(number, tf.float64) for number in numbers]
+        return [tf.stack(vector) if vector else tf.zeros([0], tf.float64), *others]
+
+    def read_logs(self, outputs):
+        """Returns the logs of a commit as a structure of NumPy values."""
+        structure, kinds, dtypes = self._log_reading
+        numbers = iter(zip(outputs[0].numpy(), dtypes, strict=True))
+        others = iter(outputs[1:])
+        flat = []
+        for kind in kinds:
+            if kind == "number":
+                value, dtype = next(numbers)
+                flat.append(dtype(value))
+            else:
+                flat.append(next(others).numpy() if kind == "other" else kind)
+        return tf.nest.pack_sequence_as(structure, flat)
+
+
+class PredictProgram:
+    """The traced `predict_step` of a model, run on a worker.
+
+    Args:
+        model: Keras model, built.
+        batch_spec: Structure of specs of one batch.
+        wire_dtype: Dtype in which variables travel, or None.
+    """
+
+    def __init__(self, model, batch_spec, wire_dtype=None):
+        self._model, self._spec = model, batch_spec
+        self.plan = PullPlan(model.variables, wire_dtype)
+        self.structure = None
+        self._from_iterator = self._from_batch = None
+
+    @property
+    def compute_next(self):
+        """`(iterator,) -> flat outputs`, traced at first use."""
+        if self._from_iterator is None:
+            self._from_iterator = tf.function(
+                lambda iterator: self._compute(iterator.get_next()), autograph=False
+            ).get_concrete_function(tf.data.IteratorSpec(self._spec))
+        return self._from_iterator
+
+    @property
+    def compute_batch(self):
+        """`(batch,) -> flat outputs`, traced at first use."""
+        if self._from_batch is None:
+            self._from_batch = tf.function(self._compute, autograph=False).get_concrete_function(self._spec)
+        return self._from_batch
+
+    def trace(self, fed_by_chief: bool) -> None:
+        """Traces compute on this thread, before workers' threads call it: Keras traces on one thread only."""
+        _ = self.compute_batch if fed_by_chief else self.compute_next
+
+    def _compute(self, data):
+        pulled = Pulled(self.plan, self.plan.read_on_ps(), tf.compat.v1.get_default_graph())
+        recorder = SetRecorder()
+        frame = frames.Frame(None, 0, 1, recorder=recorder, pulled=pulled)
+        data = keras.tree.map_structure(_none_for_optional, data)
+        with frames.entered(frame), PulledScope(pulled, recorder.check_access):
+            outputs = self._model.predict_step(data)
+        self.structure = outputs
+        return [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(outputs)]
+
+
+def _on_their_ps(groups, wires) -> list:
+    placed = []
+    for group, wire in zip(groups, wires, strict=True):
+        with tf.device(group.device):
+            placed.append(tf.identity(wire))
+    return placed
+
+
+def _none_for_optional(leaf):
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+
+
