@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterator
 
 from tfdist_ext.ps.rule import Choice, Drop
-from tfdist_ext.ps.state import SetRecord, State, Status, name_batches, name_workers
+from tfdist_ext.ps.sentences import name_batches, name_workers, nobody_computes
+from tfdist_ext.ps.state import SetRecord, State, Status
 
 
 class FreeRule:
@@ -64,10 +65,7 @@ class FreeRule:
         """Names who computes."""
         flying = state.with_status(Status.IN_FLIGHT)
         if not flying:
-            late = [worker for worker in state.active() if state.workers[worker].computing is not None]
-            if late:
-                return f"Training waits for {name_workers(late)}, busy with sets nobody waits for any more."
-            return f"The next step, {state.version}, can go on."
+            return nobody_computes(state)
         names = ", ".join(f"worker {record.worker} ({name_batches(record)})" for record in flying)
         return f"Step {state.version} waits for {names}."
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 
 from tfdist_ext.ps.leases import Batch
 from tfdist_ext.ps.rule import Choice, Drop
-from tfdist_ext.ps.state import SetRecord, State, Status, name_batches, name_workers
+from tfdist_ext.ps.sentences import name_batches, name_workers, nobody_computes
+from tfdist_ext.ps.state import SetRecord, State, Status
 
 
 def feasible(version: int, deadlines: Iterable[float]) -> bool:
@@ -137,10 +138,7 @@ class DeadlineRule:
         """Names the set in flight with the earliest deadline."""
         flying = state.with_status(Status.IN_FLIGHT)
         if not flying:
-            late = [worker for worker in state.active() if state.workers[worker].computing is not None]
-            if late:
-                return f"Training waits for {name_workers(late)}, busy with sets nobody waits for any more."
-            return f"The next step, {state.version}, can go on."
+            return nobody_computes(state)
         record = min(flying, key=lambda record: (record.base_version, record.set_id))
         sentence = f"Step {state.version} waits for worker {record.worker} ({name_batches(record)})"
         if self._max_staleness < math.inf:
@@ -153,8 +151,9 @@ class DeadlineRule:
 
     def _ahead(self, state: State) -> tuple[int, list[float]]:
         """The version once what is being applied is, and the deadlines of the other sets."""
+        bound = self._max_staleness
         deadlines = [
-            self._deadline(record)
+            record.base_version + bound
             for record in state.unapplied.values()
             if record.status is not Status.APPLYING
         ]

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from tfdist_ext.ps.arguments import require_choice, require_count
 from tfdist_ext.ps.books import Books
 from tfdist_ext.ps.damping import factor
 from tfdist_ext.ps.exceptions import TooFewWorkers
@@ -20,10 +21,9 @@ from tfdist_ext.ps.invariants import check
 from tfdist_ext.ps.leases import Batch, Leases
 from tfdist_ext.ps.records import Apply, Dispatch, DroppedSet, Verdict
 from tfdist_ext.ps.rule import Drop, Policy
-from tfdist_ext.ps.state import SetRecord, State, Status, WorkerRecord, name_workers
+from tfdist_ext.ps.sentences import nobody_there, step_applied_now
+from tfdist_ext.ps.state import SetRecord, State, Status, WorkerRecord
 from tfdist_ext.ps.statistics import Statistics
-
-_TOO_FEW = ("wait", "shrink", "fail")
 
 
 class Ledger:
@@ -57,23 +57,15 @@ class Ledger:
         version: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        for name, value in (
-            ("num_workers", num_workers),
-            ("fetch_every_steps", fetch_every_steps),
-            ("push_every_steps", push_every_steps),
-        ):
-            if value < 1:
-                raise ValueError(f"Argument `{name}` must be at least 1; received {value}. Try 1.")
-        if too_few_workers not in _TOO_FEW:
-            raise ValueError(
-                f"Argument `too_few_workers` must be one of {', '.join(_TOO_FEW)}; received {too_few_workers!r}. "
-                'Try "wait".'
-            )
+        require_count("num_workers", num_workers, at_least=1)
+        require_count("fetch_every_steps", fetch_every_steps, at_least=1)
+        require_count("push_every_steps", push_every_steps, at_least=1)
+        require_count("version", version)
+        require_choice("too_few_workers", too_few_workers, ("wait", "shrink", "fail"))
         self._rule = policy.rule(num_workers, too_few_workers)
         if self._rule.needs_fresh_variables and fetch_every_steps > 1:
             raise ValueError(
-                f"Argument `fetch_every_steps` must be 1 with {policy!r}, whose steps start from the same version; "
-                f"received {fetch_every_steps}. Try `BoundedStaleness()`."
+                f"Argument `fetch_every_steps` must be 1 with {policy!r}; received {fetch_every_steps}. Try 1."
             )
         self._damping = policy.damping
         self._fails = too_few_workers == "fail"
@@ -125,6 +117,8 @@ class Ledger:
         """
         if self._open:
             raise RuntimeError("An epoch is open. Call `close_epoch` first.")
+        if max_steps is not None:
+            require_count("max_steps", max_steps)
         self._open = True
         self._state.leases = leases
         self._state.steps_left = math.inf if max_steps is None else max_steps
@@ -134,10 +128,7 @@ class Ledger:
         self._rule.begin_epoch(self._state)
 
     def close_epoch(self) -> None:
-        """Ends the epoch: what is not applied by now is dropped, and read again if so wished.
-
-        A worker that still computes such a set is busy until it comes.
-        """
+        """Ends the epoch: what is not applied by now is dropped, and read again if so wished."""
         if self._state.applying:
             raise RuntimeError(
                 f"Step {self.version} is being applied. Call `applied` or `apply_failed` first."
@@ -211,8 +202,10 @@ class Ledger:
         record = self._computed(set_id)
         if record is None:
             return Verdict("dropped", "it was settled before")
+        stalled = self._state.workers[record.worker].stalled
         self._books.arrive(record, rows, float(rows if weight is None else weight))
-        self._lease()
+        if stalled:
+            self._lease()
         self._settle()
         return self._books.verdict(record)
 
@@ -245,10 +238,7 @@ class Ledger:
             The step; report it with `applied` or `apply_failed`.
         """
         state = self._state
-        if state.applying or not self._open or state.steps_left <= 0:
-            return None
-        records = self._rule.next_apply(state)
-        if not records:
+        if state.applying or self.epoch_finished or not (records := self._rule.next_apply(state)):
             return None
         total = sum(record.weight for record in records)
         sets = tuple(self._books.admitted(record, total) for record in records)
@@ -279,6 +269,7 @@ class Ledger:
                 others are admitted again.
         """
         for record in self._end_of(apply):
+            # A worker that was lost and came back has joined once more.
             worker = self._state.workers[record.worker]
             if record.set_id in lost_set_ids or not worker.live or worker.incarnation != record.incarnation:
                 self._books.lose(record, "it could not be pulled")
@@ -296,12 +287,11 @@ class Ledger:
         Returns:
             Set ids, for `lost_set`.
         """
-        computing = [
-            worker.computing
+        return [
+            worker.computing.set_id
             for worker in self._state.workers.values()
-            if worker.active and worker.computing is not None
+            if worker.active and worker.computing and now - worker.computing.dispatched_at >= timeout_seconds
         ]
-        return [record.set_id for record in computing if now - record.dispatched_at >= timeout_seconds]
 
     def lost_set(self, set_id: int) -> None:
         """A set is lost, its batches are read again; its worker, if still at it, gets no work before it comes."""
@@ -321,18 +311,11 @@ class Ledger:
     def waiting_for(self) -> str:
         """One sentence: whom training waits for, and why."""
         state = self._state
-        if not self._open:
-            return "No epoch is open."
         if state.applying:
-            workers = sorted({record.worker for record in state.applying})
-            return f"Step {self.version} is being applied, with sets of {name_workers(workers)}."
+            return step_applied_now(state)
         if self.epoch_finished:
-            return "The epoch is finished."
-        if not state.active():
-            stalled = sorted(index for index, worker in state.workers.items() if worker.stalled)
-            late = f"; {name_workers(stalled)} did not come back in time" if stalled else ""
-            return f"Step {self.version} waits for a worker: none of {state.num_workers} is there{late}."
-        return self._rule.waiting_for(state)
+            return "The epoch is finished." if self._open else "No epoch is open."
+        return self._rule.waiting_for(state) if state.active() else nobody_there(state)
 
     def check(self) -> None:
         """Asserts what must always hold; for tests."""

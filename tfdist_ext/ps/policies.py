@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from tfdist_ext.ps.arguments import require_choice, require_count
 from tfdist_ext.ps.clocks import ClockRule, FreeRule
 from tfdist_ext.ps.damping import Damping
 from tfdist_ext.ps.deadlines import DeadlineRule
@@ -36,8 +37,8 @@ class Synchronous:
     max_staleness: int = 0
 
     def __post_init__(self):
-        _require_count("num_backup_workers", self.num_backup_workers)
-        _require_count("max_staleness", self.max_staleness)
+        require_count("num_backup_workers", self.num_backup_workers)
+        require_count("max_staleness", self.max_staleness)
 
     @property
     def damping(self) -> Damping | None:
@@ -73,9 +74,9 @@ class BoundedStaleness:
 
     def __post_init__(self):
         if self.max_staleness != math.inf:
-            _require_count("max_staleness", self.max_staleness)
-        _require_choice("clock", self.clock, ("version", "worker"))
-        _require_choice("late", self.late, ("wait", "drop"))
+            require_count("max_staleness", self.max_staleness)
+        require_choice("clock", self.clock, ("version", "worker"))
+        require_choice("late", self.late, ("wait", "drop"))
         if self.clock == "worker" and self.late == "drop":
             raise ValueError(
                 'Argument `late` must be "wait" with `clock="worker"`, where no set is ever too late; received '
@@ -106,19 +107,6 @@ class Asynchronous:
     def rule(self, num_workers: int, too_few_workers: str) -> Rule:
         """The policy at work."""
         return FreeRule()
-
-
-def _require_count(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(
-            f"Argument `{name}` must be a whole number of at least 0; received {value!r}. Try `{name}=0`."
-        )
-
-
-def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        expected = " or ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f'Argument `{name}` must be {expected}; received {value!r}. Try "{choices[0]}".')
 
 
 def _require_damping(damping: Damping | None) -> None:

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 
 from tfdist_ext.ps.leases import Batch
 from tfdist_ext.ps.rule import Choice, Drop
-from tfdist_ext.ps.state import SetRecord, State, Status, name_batches, name_workers
+from tfdist_ext.ps.sentences import name_batches, name_workers
+from tfdist_ext.ps.state import SetRecord, State, Status
 
 
 class RoundRule:

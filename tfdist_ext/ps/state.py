@@ -159,20 +159,3 @@ class State:
         if record.cached_version is None or record.num_batches_since_fetch >= self.fetch_every_steps:
             return self.version, True
         return record.cached_version, False
-
-
-def name_workers(workers: list[int]) -> str:
-    """Names workers in a sentence.
-
-    Example:
-        >>> name_workers([3]), name_workers([0, 2])
-        ('worker 3', 'workers 0, 2')
-    """
-    return f"worker{'s' if len(workers) != 1 else ''} {', '.join(map(str, workers))}"
-
-
-def name_batches(record: SetRecord) -> str:
-    """Names the batches of a set in a sentence."""
-    first, last = record.batches[0], record.batches[-1]
-    where = f"batch {first.position}" if first == last else f"batches {first.position} to {last.position}"
-    return f"{where} of shard {first.shard}"
