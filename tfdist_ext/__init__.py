@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         Synchronous,
     )
     from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
+    from tfdist_ext.training import ClusterCoordinator
 
 __version__ = "0.1.0"
 
@@ -62,6 +63,7 @@ _SUBMODULES = frozenset(
 _MODULE_OF = {
     "MirroredStrategy": "tfdist_ext.training",
     "MultiWorkerMirroredStrategy": "tfdist_ext.training",
+    "ClusterCoordinator": "tfdist_ext.training",
     "ParameterServerStrategy": "tfdist_ext.training",
     "Asynchronous": "tfdist_ext.ps",
     "BoundedStaleness": "tfdist_ext.ps",
@@ -75,6 +77,7 @@ __all__ = [
     "Asynchronous",
     "AuthenticationError",
     "BoundedStaleness",
+    "ClusterCoordinator",
     "ClusterSpecError",
     "CollectiveError",
     "CollectiveTimeoutError",

@@ -355,6 +355,14 @@ def let_keras_variables_be_sharded() -> None:
         )
 
     KerasTensorFlowOptimizer._var_key = var_key
+    original_array = keras.Variable.__array__
+
+    def array(self, dtype=None, copy=None):
+        if isinstance(self._value, ShardedVariable):
+            return self._value.numpy() if dtype is None else self._value.numpy().astype(dtype)
+        return original_array(self, dtype)
+
+    keras.Variable.__array__ = array
     serialize, restore = keras.Variable._serialize_to_tensors, keras.Variable._restore_from_tensors
 
     def serialize_to_tensors(self):

@@ -127,6 +127,10 @@ class Ledger:
         self._lease()
         self._rule.begin_epoch(self._state)
 
+    def allow_steps(self, num_steps: int) -> None:
+        """Moves the end of an epoch with `max_steps` back."""
+        self._state.steps_left += num_steps
+
     def close_epoch(self) -> None:
         """Ends the epoch: what is not applied by now is dropped, and read again if so wished."""
         if self._state.applying:

@@ -207,6 +207,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Number of workers of the cluster, alive or not."""
         return self._num_workers
 
+    @property
+    def num_ps(self) -> int:
+        """Number of parameter servers of the cluster."""
+        return self._num_ps
+
     def version_variable(self) -> tf.Variable:
         """Returns the variable on ps:0 that counts the steps applied in this cluster."""
         if self._version is None:

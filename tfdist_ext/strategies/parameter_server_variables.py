@@ -7,6 +7,7 @@ this is not yet largest-first: `place_largest_first` moves those of a model once
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import weakref
 
@@ -31,6 +32,16 @@ class _Placed:
 
 def _num_bytes(variable) -> int:
     return variable.shape.num_elements() * variable.dtype.size
+
+
+def mark_lazy(variable) -> None:
+    """Lets every optimizer update only the touched rows of a table: for Adam and momentum another algorithm."""
+    variable._tfdist_lazy_rows = True
+
+
+def is_lazy(variable) -> bool:
+    """Returns True for a table that `mark_lazy` was called on."""
+    return getattr(variable, "_tfdist_lazy_rows", False)
 
 
 def device_of_task(task: int) -> str:
@@ -70,11 +81,13 @@ class VariablePlacer:
         if beside is not None and not hasattr(beside, "device") and not isinstance(beside, compat.ShardedVariable):
             beside = None
         initial, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
-        first = self._ps_for(kwargs.get("shape"), initial)
+        first = self._least_loaded()
         # Where it will live, so that a large table does not pass through the chief.
         with tf.device(device_of_task(first)):
             initial = tf.convert_to_tensor(initial() if callable(initial) else initial, dtype=dtype)
         kwargs.update(initial_value=initial, dtype=initial.dtype)
+        if initial.shape.num_elements() == 1:
+            first = 0  # Metrics and counters together: the first ps draws the logs from them.
         if isinstance(beside, compat.ShardedVariable):
             if initial.shape == beside.shape:
                 sizes = [shard.shape[0] for shard in beside.variables]
@@ -86,6 +99,16 @@ class VariablePlacer:
         if len(sizes) == 1:
             return self._create_one(next_creator, kwargs, first)
         return self._create_shards(next_creator, kwargs, sizes, None)
+
+    @contextlib.contextmanager
+    def splitting_by(self, partitioner):
+        """Splits the variables that are made meanwhile by another partitioner; None leaves the strategy's."""
+        before = self._partitioner
+        self._partitioner = partitioner or before
+        try:
+            yield
+        finally:
+            self._partitioner = before
 
     def _shard_sizes(self, shape: tf.TensorShape, dtype: tf.DType) -> list[int]:
         if self._partitioner is None or not shape.rank:
@@ -178,13 +201,6 @@ class VariablePlacer:
         for placed in self._living().values():
             loads[placed.task] += placed.num_bytes + placed.slot_bytes
         return loads
-
-    def _ps_for(self, shape, initial) -> int:
-        """Returns the emptiest ps, and for a scalar the first one, which draws the logs from the metrics."""
-        known = getattr(initial, "shape", shape)
-        if known is not None and tf.TensorShape(known).num_elements() == 1:
-            return 0
-        return self._least_loaded()
 
     def _least_loaded(self) -> int:
         loads = self._loads()

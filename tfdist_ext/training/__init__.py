@@ -4,12 +4,14 @@ Importing this folder installs the bridge to Keras.
 """
 
 from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
+from tfdist_ext.training.coordinator import ClusterCoordinator
 from tfdist_ext.training.keras_bridge import install
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
 
 install()
 
 __all__ = [
+    "ClusterCoordinator",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",

@@ -161,36 +161,50 @@ class TrainFunction:
         return self._driver
 
     def _new_driver(self, spec) -> SetDriver:
-        strategy = self._strategy
+        program = _train_program(self._model, self._strategy, spec)
+        return new_driver(self._strategy, program, int(self._model.optimizer.iterations.numpy()))
 
-        def make_ledger(version):
-            return Ledger(
-                strategy.update_policy, strategy.num_workers, too_few_workers=strategy.too_few_workers,
-                requeue_dropped=strategy.requeue_dropped, fetch_every_steps=strategy.fetch_every_steps,
-                push_every_steps=strategy.push_every_steps, version=version,
-            )  # fmt: skip
 
-        return SetDriver(
-            threads_of(strategy),
-            _train_program(self._model, strategy, spec),
-            make_ledger,
-            int(self._model.optimizer.iterations.numpy()),
-            strategy.worker_timeout_seconds,
-            strategy.patience_seconds,
-        )
+def new_driver(strategy, program: SetProgram, version: int) -> SetDriver:
+    """Returns what trains with a program under the strategy's policy.
+
+    Args:
+        strategy: `ParameterServerStrategy`.
+        program: The traced step.
+        version: Updates that were applied before.
+    """
+
+    def make_ledger(version):
+        return Ledger(
+            strategy.update_policy, strategy.num_workers, too_few_workers=strategy.too_few_workers,
+            requeue_dropped=strategy.requeue_dropped, fetch_every_steps=strategy.fetch_every_steps,
+            push_every_steps=strategy.push_every_steps, version=version,
+        )  # fmt: skip
+
+    return SetDriver(
+        threads_of(strategy), program, make_ledger, version, strategy.worker_timeout_seconds,
+        strategy.patience_seconds,
+    )  # fmt: skip
 
 
 def _train_program(model, strategy, spec) -> SetProgram:
+    return SetProgram(
+        strategy, model.train_step, spec, [*model.variables, *model.metrics_variables], model.metrics,
+        trains=True, **training_options(strategy),
+    )  # fmt: skip
+
+
+def training_options(strategy) -> dict:
+    """Returns the keyword arguments of a `SetProgram` that follow from the strategy."""
     policy = strategy.update_policy
     always_admitted = isinstance(policy, Asynchronous) or (
         isinstance(policy, Synchronous) and policy.num_backup_workers == 0
     )
-    return SetProgram(
-        model, model.train_step, spec, trains=True, wire_dtype=strategy.wire_dtype,
-        pushes=always_admitted and strategy.push_every_steps == 1,
-        caches=strategy.fetch_every_steps > 1 or strategy.push_every_steps > 1,
-        compensation=strategy.delay_compensation, version=strategy.version_variable(),
-    )  # fmt: skip
+    return {
+        "pushes": always_admitted and strategy.push_every_steps == 1,
+        "caches": strategy.fetch_every_steps > 1 or strategy.push_every_steps > 1,
+        "compensation": strategy.delay_compensation,
+    }
 
 
 class TestFunction:
@@ -223,9 +237,10 @@ class TestFunction:
     def _reader(self, data) -> OrderedReader:
         if self._program is None or not _same_spec(data.element_spec, self._spec):
             self._spec = data.element_spec
+            variables = [*self._model.variables, *self._model.metrics_variables]
             self._program = SetProgram(
-                self._model, self._model.test_step, self._spec, trains=False, pushes=True,
-                wire_dtype=self._strategy.wire_dtype,
+                self._strategy, self._model.test_step, self._spec, variables, self._model.metrics, trains=False,
+                pushes=True,
             )  # fmt: skip
         program = self._program
 

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_ext import compat
+from tfdist_ext.strategies.parameter_server_variables import is_lazy
 from tfdist_ext.training.pulled import is_sharded, shards_of
 
 # Rows without a gradient stay as they are, so that touching the others alone is the same algorithm.
@@ -20,16 +21,6 @@ _EXACT_BY_ROWS = (keras.optimizers.SGD, keras.optimizers.Adagrad)
 _NOT_ELEMENTWISE = tuple(
     getattr(keras.optimizers, name) for name in ("Adafactor", "Lamb", "Muon") if hasattr(keras.optimizers, name)
 )
-
-
-def mark_lazy(variable) -> None:
-    """Lets every optimizer update only the touched rows of a table: for Adam and momentum another algorithm."""
-    variable._tfdist_lazy_rows = True
-
-
-def is_lazy(variable) -> bool:
-    """Returns True for a table that `mark_lazy` was called on."""
-    return getattr(variable, "_tfdist_lazy_rows", False)
 
 
 def updates_rows_only(optimizer, variable) -> bool:

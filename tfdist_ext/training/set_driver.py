@@ -7,6 +7,7 @@ dropped and applied is decided by the ledger alone, which is asked under one loc
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from typing import Any
@@ -131,11 +132,29 @@ class SetDriver:
         with self._changed:
             return self._wait_for_step() is not None
 
+    def allow(self, num_steps: int) -> None:
+        """Raises the number of steps after which the open epoch ends."""
+        with self._changed:
+            self.ledger.allow_steps(num_steps)
+            self._dispatch()
+
+    def is_ready(self) -> bool:
+        """Returns True when a step can be applied at once."""
+        with self._changed:
+            if self._error is None and self._ready is None:
+                self._ready = self.ledger.next_apply()
+            return self._error is not None or self._ready is not None
+
     def next_step(self):
+        """Applies the next step; returns its logs, or None when the epoch is over. Raises what `next_outputs` raises."""
+        read = self.next_outputs()
+        return None if read is None else read()
+
+    def next_outputs(self):
         """Applies the next step.
 
         Returns:
-            Its logs, or None when the epoch is over.
+            A function that fetches its logs, or None when the epoch is over.
 
         Raises:
             ParameterServerLostError: A ps died.
@@ -278,7 +297,7 @@ class SetDriver:
                         self._data.feed.release(batch.shard, batch.position)
             self._dispatch()
         events.emit("step_applied", version=apply.version, sets=apply.sets)
-        return self._program.read_logs(outputs)
+        return functools.partial(self._program.read_logs, outputs)
 
     # --- called under the lock ---------------------------------------------------------------------------------
     def _dispatch(self) -> None:

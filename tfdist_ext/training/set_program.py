@@ -21,46 +21,49 @@ from tfdist_ext.training.recorder import watching_results
 
 
 class SetProgram:
-    """The traced functions of one Keras model step, for training or for evaluation.
+    """The traced functions of one step, for training or for evaluation.
 
     Args:
-        model: Keras model, built.
-        step: Function of a batch that returns logs: `model.train_step` or `model.test_step`.
+        strategy: `ParameterServerStrategy`.
+        step: Function of a batch that returns logs: `model.train_step`, `model.test_step` or a user's own.
         batch_spec: Structure of specs of one batch.
+        variables: Keras variables that `step` may read; small ones are pulled packed.
+        metrics: Keras metrics whose results may be among the logs.
         trains: Whether `step` applies gradients.
-        wire_dtype: Dtype in which variables and gradients travel, or None.
         pushes: True when compute itself brings the set to the ps, because it will be admitted in any case.
         caches: True when workers compute on variables that they fetched before.
         compensation: `DelayCompensation`, or None.
-        version: `tf.Variable` that counts applied steps.
     """
 
     def __init__(
-        self, model, step, batch_spec, *, trains, wire_dtype=None, pushes=False, caches=False,
-        compensation=None, version=None,
+        self, strategy, step, batch_spec, variables, metrics=(), *, trains, pushes=False, caches=False,
+        compensation=None,
     ):  # fmt: skip
-        self._model, self._step = model, step
+        self._strategy, self._step, self._metrics = strategy, step, list(metrics)
         self._spec = batch_spec
         self._trains = trains
-        self._wire_dtype = wire_dtype
         self.pushes, self._caches = pushes, caches
         self._compensation = compensation
-        self._version = version
         self.layout: SetLayout | None = None
         self.pulled: Pulled | None = None
         self.uses_draw = False
         self._commits: dict = {}
         self._deliver = self._join = None
-        variables = [*model.variables, *model.metrics_variables]
-        self.plan = PullPlan(variables, wire_dtype)
+        self.plan = PullPlan(variables, strategy.wire_dtype)
         self.fetch = None
         if caches:
             self.fetch = tf.function(self.plan.read_on_ps, autograph=False).get_concrete_function()
-        cached = [tf.TensorSpec(w.shape, w.dtype) for w in self.fetch.outputs] if caches else []
-        draw = tf.TensorSpec([], tf.int64)
-        self._from_iterator = None
-        self._from_batch = None
-        self._cached_specs, self._draw_spec = cached, draw
+        self._cached_specs = [tf.TensorSpec(w.shape, w.dtype) for w in self.fetch.outputs] if caches else []
+        self._draw_spec = tf.TensorSpec([], tf.int64)
+        self._from_iterator = self._from_batch = None
+
+    @classmethod
+    def of_function(cls, strategy, step, batch_spec, **options) -> SetProgram:
+        """Returns the program of a custom loop's step, whose variables are found by tracing it once."""
+        scout = cls(strategy, step, batch_spec, (), trains=True)
+        scout.trace(fed_by_chief=False)
+        found = [*scout.pulled.large_read, *(rows.variable for rows in scout.pulled.touched)]
+        return cls(strategy, step, batch_spec, found, trains=True, **options)
 
     # --- compute: on a worker ------------------------------------------------------------------------------------
     @property
@@ -99,15 +102,14 @@ class SetProgram:
         scope = PulledScope(pulled, recorder.check_access)
         data = keras.tree.map_structure(_none_for_optional, data)
         rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if leaf is not None])
-        with watching_results(self._model.metrics), frames.entered(frame), scope:
+        with watching_results(self._metrics), frames.entered(frame), scope:
             logs = self._step(data)
         if self._trains and not recorder.applications:
             raise ValueError(
-                f"`train_step` of model `{self._model.name}` applied no gradients. Call `self.optimizer.apply(...)` or "
-                "`apply_gradients(...)` in it."
+                "The training step applied no gradients. Call `optimizer.apply(...)` or `apply_gradients(...)` in it."
             )
         weight = tf.cast(rows, tf.float64)
-        layout = SetLayout(recorder, scope, pulled, logs, weight, self._wire_dtype)
+        layout = SetLayout(recorder, scope, pulled, logs, weight, self._strategy.wire_dtype)
         self.uses_draw = self.uses_draw or frame.drew
         if self.layout is None:
             self.layout, self.pulled = layout, pulled
@@ -188,6 +190,7 @@ class SetProgram:
         """
         key = (num_sets, is_fresh, is_damped)
         if key not in self._commits:
+            self._version = self._strategy.version_variable()
             specs = [[*self._wire_specs(), *self._kept_specs()] for _ in range(num_sets)]
             factor = tf.TensorSpec([], tf.float32)
 
@@ -213,7 +216,7 @@ class SetProgram:
                     self._apply(application, received, shares, factor, kept)
                 for variable, value in updated:
                     variable.assign(value)
-                if self._trains and self._version is not None:
+                if self._trains:
                     self._version.assign_add(1)
                 return outputs
 
@@ -243,7 +246,7 @@ class SetProgram:
             if any(is_sharded(v) or isinstance(g, tf.IndexedSlices) for g, v in zip(whole, variables, strict=True)):
                 stack.enter_context(row_update.updating_shards_and_rows(inner, gradients_of))
             stack.enter_context(row_update.scaled_learning_rate(inner, factor))
-            stack.enter_context(self._model.distribute_strategy.extended.applying())
+            stack.enter_context(self._strategy.extended.applying())
             optimizers.apply(optimizer, whole, variables)
 
     def _packed_logs(self, logs):
