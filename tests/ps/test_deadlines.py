@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.ps.chaos import Chaos
 from tests.ps.ledgers import Table
 from tests.ps.simulation import Simulation, exponential
-from tfdist_ext.ps import Batch, BoundedStaleness
+from tfdist_ext.ps import Batch, BoundedStaleness, Leases
 from tfdist_ext.ps.deadlines import feasible, last_appliable
 
 DEADLINES = st.lists(st.integers(0, 8), max_size=6)
@@ -135,6 +135,34 @@ def test_bound_zero_goes_on_without_a_dead_worker():
     assert table.dispatch() == {1: (0, 0)}
     table.arrive(1), table.apply()
     assert table.dispatch() == {1: (1, 0)}
+
+
+def test_bound_zero_waits_for_a_worker_busy_with_a_set_of_an_epoch_that_was_closed():
+    table = Table(BoundedStaleness(0), 2)
+    table.dispatch()
+    table.ledger.close_epoch()
+    table.ledger.begin_epoch(Leases(2, [1, 1]))
+    assert table.dispatch() == {}
+    assert table.ledger.waiting_for() == (
+        "Step 0 waits for worker 0, busy with sets nobody waits for any more."
+    )
+    assert table.arrive(0) == "dropped"
+    assert table.dispatch() == {0: (0, 0)}
+
+
+def test_a_set_that_starts_while_another_is_applied_has_the_version_before_as_its_base():
+    table = Table(BoundedStaleness(2), 3)
+    table.lose(2)
+    table.dispatch()
+    table.arrive(1)
+    apply = table.ledger.next_apply()
+    table.join(2)
+    # At version 1, two sets of deadline 2 fit.
+    assert table.dispatch() == {2: (2, 0)}
+    assert table.computing[2].base_version == 0
+    table.ledger.applied(apply)
+    assert table.dispatch() == {1: (1, 1)}
+    assert table.computing[1].base_version == 1
 
 
 def test_a_worker_computes_on_the_variables_it_has_and_its_real_base_counts():

@@ -187,7 +187,10 @@ def test_too_few_workers_shrink():
     table = Table(Synchronous(), 3, [2, 2, 2], too_few_workers="shrink")
     table.dispatch()
     table.lose(2)
-    table.arrive(0), table.arrive(1)
+    table.arrive(0)
+    # One set of each: worker 0 does not compute for the dead one, too.
+    assert table.dispatch() == {}
+    table.arrive(1)
     # Two are live: their two sets are a round, of half each.
     assert table.apply() == [(0, 0, (0, 0)), (1, 1, (1, 0))]
     assert [one.share for one in table.applied.sets] == [0.5, 0.5]
@@ -229,6 +232,23 @@ def test_too_few_workers_wait_until_somebody_is_live():
     table.arrive(1)
     assert table.apply() == [(0, 1, (0, 0)), (1, 1, (1, 0))]
     assert table.ledger.epoch_finished
+
+
+def test_a_round_is_not_closed_because_nobody_is_left_to_fill_it():
+    table = Table(Synchronous(), 2, [1, 1])
+    table.dispatch()
+    table.lose(1)
+    table.arrive(0)
+    assert table.dispatch() == {0: (1, 0)}
+    late = table.computing[0]
+    # Its first set is kept while it does not come back with the second one.
+    table.ledger.lost_set(late.set_id)
+    table.ledger.check()
+    assert table.apply() is None
+    table.join(1)
+    assert table.dispatch() == {1: (1, 0)}
+    table.arrive(1)
+    assert table.apply() == [(0, 0, (0, 0)), (1, 1, (1, 0))]
 
 
 def test_p10_at_the_end_of_uneven_data_rounds_are_smaller():
