@@ -9,6 +9,8 @@ batches behind it: this is what lets another worker go on where a dead one stopp
 from __future__ import annotations
 
 import itertools
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,27 +38,27 @@ class GraphSource:
         self._spec = dataset.element_spec
         self._order = seeding.PassOrder(dataset, graph)
         self._num_shards, self._shard = num_shards, shard
-        self._opened: dict[str, tf.data.Dataset] = {}
 
-    def open(self, pass_number: int, position: int, device: str):
-        """Returns an iterator on `device` whose next element is the shard's `position`-th batch of a pass."""
-        with tf.device(device):
-            dataset = self._opened.get(device)
-            if dataset is None or self._order.differs_by_pass:
-                graph = self._order.graph_of_pass(pass_number)
-                dataset = compat.VariantDataset(compat.dataset_from_graph(graph), self._spec)
-                self._opened[device] = dataset
-                for _ in range(self._order.passes_to_skip(pass_number)):
-                    iter(dataset)  # A shuffle with a seed draws the order of the next pass each time it is opened.
-            if self._shard is not None and self._num_shards > 1:
-                dataset = dataset.shard(self._num_shards, self._shard)
-            if position:
-                dataset = dataset.skip(position)
-            return iter(dataset.prefetch(2))
+    @property
+    def is_the_same_in_each_pass(self) -> bool:
+        """True where what `dataset` returned for one pass serves all."""
+        return not self._order.differs_by_pass
 
-    def forget(self, device: str) -> None:
-        """Drops what was opened on a device whose task died."""
-        self._opened.pop(device, None)
+    def dataset(self, pass_number: int) -> tf.data.Dataset:
+        """Makes the dataset of a pass on the device in force."""
+        graph = self._order.graph_of_pass(pass_number)
+        dataset = compat.VariantDataset(compat.dataset_from_graph(graph), self._spec)
+        for _ in range(self._order.passes_to_skip(pass_number)):
+            iter(dataset)  # A shuffle with a seed draws the order of the next pass each time it is opened.
+        return dataset
+
+    def open(self, dataset: tf.data.Dataset, position: int):
+        """Returns an iterator whose next element is the shard's `position`-th batch."""
+        if self._shard is not None and self._num_shards > 1:
+            dataset = dataset.shard(self._num_shards, self._shard)
+        if position:
+            dataset = dataset.skip(position)
+        return iter(dataset.prefetch(2))
 
     def operations(self) -> list[str]:
         """Returns the types of the dataset operations, in the order of the graph."""
@@ -96,7 +98,9 @@ class WorkerDataset(compat.DistributedDataset):
             num_workers: Number of workers.
         """
         if not isinstance(dataset, tf.data.Dataset):
-            raise ValueError(f"Argument `dataset` must be a tf.data.Dataset; received {type(dataset).__name__}.")
+            raise ValueError(
+                f"Argument `dataset` must be a tf.data.Dataset; received {type(dataset).__name__}."
+            )
         policy = dataset.options().experimental_distribute.auto_shard_policy
         everything = policy == tf.data.experimental.AutoShardPolicy.OFF
         number = int(dataset.cardinality())
@@ -235,7 +239,9 @@ class WorkerIterator:
     def __next__(self):
         if self.next_for_keras is not None:
             return self.next_for_keras(self)
-        raise RuntimeError("The batches of this dataset are on the workers; use `fit`, `evaluate` or `predict`.")
+        raise RuntimeError(
+            "The batches of this dataset are on the workers; use `fit`, `evaluate` or `predict`."
+        )
 
 
 class ChiefFeed:
@@ -246,17 +252,20 @@ class ChiefFeed:
         self._num_shards = num_shards
         self._read = 0
         self._kept: dict[int, object] = {}
+        # Reading may take long: whoever moves training forward must not wait for it.
+        self._reading = threading.Lock()
 
     def get(self, shard: int, position: int):
         """Returns a batch, or None when the data end before it."""
         index = position * self._num_shards + shard
-        while self._read <= index:
-            try:
-                self._kept[self._read] = next(self._elements)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                return None
-            self._read += 1
-        return self._kept[index]
+        with self._reading:
+            while self._read <= index:
+                try:
+                    self._kept[self._read] = next(self._elements)
+                except (StopIteration, tf.errors.OutOfRangeError):
+                    return None
+                self._read += 1
+            return self._kept.get(index)
 
     def release(self, shard: int, position: int) -> None:
         """Forgets a batch that nobody will ask for again."""
@@ -264,7 +273,7 @@ class ChiefFeed:
 
 
 class ShardReader:
-    """The iterators that one worker has open.
+    """The iterators that one worker has open; they live as long as the pass they read.
 
     Args:
         device: Device of the worker.
@@ -272,30 +281,34 @@ class ShardReader:
 
     def __init__(self, device: str):
         self._device = device
-        self._open: dict[tuple[int, int], list] = {}
+        self._open: Any = weakref.WeakKeyDictionary()
+        self._datasets: Any = weakref.WeakKeyDictionary()
 
     def at(self, data: WorkerIterator, shard: int, position: int):
         """Returns an iterator of the worker that stands at a batch, and counts it as taken."""
-        key = (id(data), shard)
-        running = self._open.get(key)
+        of_pass = self._open.setdefault(data, {})
+        running = of_pass.get(shard)
         if running is not None and running[1] == position:
             running[1] += 1
             return running[0]
-        iterator = data.dataset.sources[shard].open(data.pass_number, position, self._device)
+        iterator = self._new(data, shard, position)
         if running is None or running[1] < position:
-            self._open[key] = [iterator, position + 1]
+            of_pass[shard] = [iterator, position + 1]
         return iterator
 
-    def keep_only(self, data: WorkerIterator) -> None:
-        """Closes the iterators of other passes."""
-        self._open = {key: value for key, value in self._open.items() if key[0] == id(data)}
-
-    def forget(self, data: WorkerIterator | None) -> None:
-        """Drops everything: the task died."""
+    def close(self) -> None:
+        """Closes all iterators: a call failed, and nobody knows whether it took its batch."""
         self._open.clear()
-        for source in data.dataset.sources if data is not None else ():
-            if isinstance(source, GraphSource):
-                source.forget(self._device)
+
+    def _new(self, data: WorkerIterator, shard: int, position: int):
+        source = data.dataset.sources[shard]
+        with tf.device(self._device):
+            dataset = self._datasets.get(source)
+            if dataset is None:
+                dataset = source.dataset(data.pass_number)
+                if source.is_the_same_in_each_pass:
+                    self._datasets[source] = dataset
+            return source.open(dataset, position)
 
 
 def _shippable_graph(dataset):
@@ -330,4 +343,3 @@ def _bound_to_the_chief(dataset) -> str | None:
                 return f"`{compat.dataset_type_name(node)}` uses a table or a variable of this process"
         pending.extend(compat.dataset_inputs(node))
     return None
-

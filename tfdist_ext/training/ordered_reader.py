@@ -7,9 +7,11 @@ is computed by another.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfdist_ext import errors
 from tfdist_ext.ps import Batch, Leases
@@ -17,17 +19,30 @@ from tfdist_ext.training.worker_threads import Worker, WorkerThreads
 
 _AHEAD = 4
 _LOOK_AROUND_SECONDS = 0.5
+_SAY_WAITING_AFTER_SECONDS = 5.0
+_SAY_AGAIN_SECONDS = 30.0
 
 
 class _BatchJob:
+    """Computes one batch on a worker.
+
+    Attributes:
+        batch: The batch.
+        began: When it was given to the worker, in seconds.
+    """
+
     def __init__(self, reader: OrderedReader, batch: Batch):
-        self._reader, self._batch = reader, batch
+        self._reader, self.batch = reader, batch
+        self.began = time.monotonic()
 
     def run(self, worker: Worker) -> None:
-        self._reader._compute(worker, self._batch)
+        self._reader._compute(worker, self)
 
-    def lost(self, worker: Worker, error: Exception) -> None:
-        self._reader._give_back(worker.index, self._batch)
+    def lost(self, worker: Worker) -> None:
+        self._reader.worker_lost(worker.index)
+
+    def failed(self, worker: Worker, error: Exception) -> None:
+        self._reader._job_failed(worker.index, self, error)
 
 
 class OrderedReader:
@@ -38,23 +53,25 @@ class OrderedReader:
         data: `WorkerIterator`.
         compute: Function of a worker and of an iterator that stands at the batch, or of a worker and the batch itself
             where the chief reads. Runs on the worker's thread; what it returns must outlive the worker.
+        timeout_seconds: A batch that is not back in this time is computed by another worker.
         patience_seconds: Longest wait for a batch.
     """
 
-    def __init__(self, threads: WorkerThreads, data, compute, patience_seconds: float):
+    def __init__(
+        self, threads: WorkerThreads, data, compute, timeout_seconds: float, patience_seconds: float
+    ):
         self._threads, self._data, self._on_worker = threads, data, compute
-        self._patience_seconds = patience_seconds
+        self._timeout_seconds, self._patience_seconds = timeout_seconds, patience_seconds
         self._changed = threading.Condition()
         self._leases = Leases(data.dataset.num_shards, data.dataset.lengths)
         self._results: dict[int, Any] = {}
-        self._busy: set[int] = set()
+        self._jobs: dict[int, _BatchJob] = {}
         self._next = 0
         self._error: Exception | None = None
         self._closed = False
         threads.take_over(self)
         with self._changed:
-            self._leases.set_workers(threads.present(), len(threads.workers))
-            self._start()
+            self._lease()
 
     def has_next(self) -> bool:
         """Waits until the next batch is there, or the data have ended."""
@@ -83,7 +100,8 @@ class OrderedReader:
             self._results.clear()
 
     def _wait(self) -> bool:
-        waited = 0.0
+        started = time.monotonic()
+        says = started + _SAY_WAITING_AFTER_SECONDS
         while True:
             if self._error is not None:
                 raise self._error
@@ -94,17 +112,32 @@ class OrderedReader:
             if self._skips_missing():
                 continue
             self._changed.wait(_LOOK_AROUND_SECONDS)
-            waited += _LOOK_AROUND_SECONDS
-            if waited > self._patience_seconds:
+            now = time.monotonic()
+            for index, job in list(self._jobs.items()):
+                if now - job.began > self._timeout_seconds:
+                    self._threads.stop_waiting_for(index)
+                    self.worker_lost(index)
+            if now > says:
+                says = now + _SAY_AGAIN_SECONDS
+                logging.warning("No batch for %.0f s. %s", now - started, self._waiting_for())
+            if now - started > self._patience_seconds:
                 raise errors.WorkersLostError(
-                    f"Batch {self._next} was not computed in {waited:.0f} s by workers {sorted(self._busy)}. Check that they "
-                    "are alive.",
-                    tasks=tuple(f"worker:{index}" for index in sorted(self._busy)),
+                    f"No batch for {now - started:.0f} s. {self._waiting_for()} Start the missing workers again, or see "
+                    "why those that are there do not finish what they compute.",
+                    tasks=self._threads.missing(),
                 )
+
+    def _waiting_for(self) -> str:
+        busy = ", ".join(f"worker:{index}" for index in sorted(self._jobs)) or "a worker"
+        missing = ", ".join(self._threads.missing())
+        return f"Batch {self._next} waits for {busy}." + (f" Missing: {missing}." if missing else "")
 
     def _skips_missing(self) -> bool:
         """Steps over a batch that a shorter shard does not have; returns True if it did."""
-        shard, position = self._next % self._data.dataset.num_shards, self._next // self._data.dataset.num_shards
+        shard, position = (
+            self._next % self._data.dataset.num_shards,
+            self._next // self._data.dataset.num_shards,
+        )
         end = self._leases.end_of(shard)
         if end is not None and position >= end:
             self._next += 1
@@ -119,34 +152,37 @@ class OrderedReader:
 
     def _start(self) -> None:
         """Gives free workers their next batches, not too far ahead; called under the lock."""
-        if self._closed:
+        self._changed.notify_all()
+        if self._closed or self._error is not None:
             return
         limit = self._next + _AHEAD * len(self._threads.workers)
         for index in self._threads.present():
-            if index in self._busy:
-                continue
-            batch = self._leases.peek(index)
+            batch = self._leases.peek(index) if index not in self._jobs else None
             if batch is None or self._leases.index(batch) >= limit:
                 continue
             self._leases.take(batch)
-            self._busy.add(index)
-            self._threads.submit(index, _BatchJob(self, batch))
+            self._jobs[index] = _BatchJob(self, batch)
+            self._threads.submit(index, self._jobs[index])
 
-    def _compute(self, worker: Worker, batch: Batch) -> None:
+    # --- from the workers' threads -------------------------------------------------------------------------------
+    def _compute(self, worker: Worker, job: _BatchJob) -> None:
         if self._closed:
             return
+        batch, result, exists = job.batch, None, True
         if self._data.feed is not None:
-            with self._changed:
-                element = self._data.feed.get(batch.shard, batch.position)
-            result, exists = (None, False) if element is None else (self._on_worker(worker, element), True)
+            element = self._data.feed.get(batch.shard, batch.position)
+            if element is not None:
+                result = self._on_worker(worker, element)
+            exists = element is not None
         else:
             try:
-                iterator = worker.reader.at(self._data, batch.shard, batch.position)
-                result, exists = self._on_worker(worker, iterator), True
+                result = self._on_worker(worker, worker.reader.at(self._data, batch.shard, batch.position))
             except tf.errors.OutOfRangeError:
-                result, exists = None, False
+                exists = False
         with self._changed:
-            self._busy.discard(worker.index)
+            if self._jobs.get(worker.index) is not job:
+                return  # Nobody waits for it any more: another worker has computed the batch, or will.
+            del self._jobs[worker.index]
             if exists:
                 self._leases.confirm(batch)
                 self._results[self._leases.index(batch)] = result
@@ -154,30 +190,32 @@ class OrderedReader:
                 self._leases.exhausted(batch.shard, batch.position)
                 self._leases.discard(batch)
             self._start()
-            self._changed.notify_all()
 
-    def _give_back(self, index: int, batch: Batch) -> None:
+    def _job_failed(self, index: int, job: _BatchJob, error: Exception) -> None:
         with self._changed:
-            self._busy.discard(index)
-            self._leases.give_back(batch)
+            if self._jobs.get(index) is job:
+                self.failed(error)
+            self.worker_lost(index)
 
     def worker_lost(self, index: int) -> None:
         """See `worker_threads.Owner`."""
         with self._changed:
-            self._busy.discard(index)
-            self._leases.set_workers(self._threads.present(), len(self._threads.workers))
-            self._start()
-            self._changed.notify_all()
+            job = self._jobs.pop(index, None)
+            if job is not None:
+                self._leases.give_back(job.batch)
+            self._lease()
 
     def worker_joined(self, index: int) -> None:
         """See `worker_threads.Owner`."""
         with self._changed:
-            self._leases.set_workers(self._threads.present(), len(self._threads.workers))
-            self._start()
-            self._changed.notify_all()
+            self._lease()
 
     def failed(self, error: Exception) -> None:
         """See `worker_threads.Owner`."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+
+    def _lease(self) -> None:
+        self._leases.set_workers(self._threads.present(), len(self._threads.workers))
+        self._start()

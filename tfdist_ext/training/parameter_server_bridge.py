@@ -55,9 +55,9 @@ def running(name: str, model):
 
 
 def threads_of(strategy) -> WorkerThreads:
-    """Returns the threads of the strategy's workers, started at first use."""
+    """Returns the threads of the strategy's workers, started at first use and shared by all strategies."""
     if strategy._threads is None:
-        strategy._threads = WorkerThreads(strategy.specification, strategy.server_def)
+        strategy._threads = WorkerThreads.shared(strategy.specification, strategy.server_def)
     return strategy._threads
 
 
@@ -251,7 +251,10 @@ class TestFunction:
             return wires
 
         program.trace(data.feed is not None)
-        return OrderedReader(threads_of(self._strategy), data, compute, self._strategy.patience_seconds)
+        strategy = self._strategy
+        return OrderedReader(
+            threads_of(strategy), data, compute, strategy.worker_timeout_seconds, strategy.patience_seconds
+        )
 
     def _add(self, wires):
         program = self._program
@@ -300,7 +303,10 @@ class PredictFunction:
             return [tensor.numpy() for tensor in function(data_or_iterator)]
 
         program.trace(data.feed is not None)
-        return OrderedReader(threads_of(self._strategy), data, compute, self._strategy.patience_seconds)
+        strategy = self._strategy
+        return OrderedReader(
+            threads_of(strategy), data, compute, strategy.worker_timeout_seconds, strategy.patience_seconds
+        )
 
 
 class _PredictedBatch:

@@ -15,46 +15,32 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfdist_ext import errors, events
+from tfdist_ext import compat, errors, events
 from tfdist_ext.ps import Apply, Dispatch, Ledger, Leases, TooFewWorkers
 from tfdist_ext.training.gradient_set import FIRST_PS
+from tfdist_ext.training.set_delivery import ComputedSet, bring_all
 from tfdist_ext.training.worker_threads import Worker, WorkerThreads
 
 _LOOK_AROUND_SECONDS = 0.5
-_SAY_WAITING_AFTER_SECONDS = 10.0
-
-
-@dataclasses.dataclass(eq=False)
-class _Computed:
-    """The tensors of a set: on its worker, then on the ps.
-
-    Attributes:
-        worker: Index of the worker that made it.
-        wires: Remote tensors.
-        delivered: True once `wires` are on the ps.
-        busy: True while somebody brings them there.
-        lost: True when its worker died before they were there.
-    """
-
-    worker: int
-    wires: list
-    kept: list
-    delivered: bool
-    busy: bool = False
-    lost: bool = False
+_SAY_WAITING_AFTER_SECONDS = 5.0
+_SAY_AGAIN_SECONDS = 30.0
 
 
 class _SetJob:
     """Computes one set on a worker."""
 
-    def __init__(self, driver: SetDriver, dispatch: Dispatch, data):
+    def __init__(self, driver: SetDriver, dispatch: Dispatch, data, program, epoch: int):
         self._driver, self._dispatch, self._data = driver, dispatch, data
+        self._program, self._epoch = program, epoch
 
     def run(self, worker: Worker) -> None:
-        self._driver._compute(worker, self._dispatch, self._data)
+        self._driver._compute(worker, self._dispatch, self._data, self._program)
 
-    def lost(self, worker: Worker, error: Exception) -> None:
-        self._driver._set_lost(self._dispatch.set_id)
+    def lost(self, worker: Worker) -> None:
+        self._driver.worker_lost(worker.index)
+
+    def failed(self, worker: Worker, error: Exception) -> None:
+        self._driver._set_failed(worker.index, self._epoch, error)
 
 
 class SetDriver:
@@ -69,14 +55,19 @@ class SetDriver:
         patience_seconds: Longest time without any worker.
     """
 
-    def __init__(self, threads: WorkerThreads, program, make_ledger, version: int, timeout_seconds, patience_seconds):
+    def __init__(
+        self, threads: WorkerThreads, program, make_ledger, version: int, timeout_seconds, patience_seconds
+    ):
         self._threads = threads
         self._program = program
         self.ledger: Ledger = make_ledger(version)
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
         self._changed = threading.Condition()
-        self._sets: dict[int, _Computed] = {}
+        self._executor = compat.synchronous_executor()
+        self._sets: dict[int, ComputedSet] = {}
+        self._flying: dict[int, int] = {}
+        self._epoch = 0
         self._data: Any = None
         self._error: Exception | None = None
         self._ready: Apply | None = None
@@ -103,6 +94,7 @@ class SetDriver:
             if data.leases is None:
                 data.leases = Leases(data.dataset.num_shards, data.dataset.lengths)
             self._data = data
+            self._epoch += 1
             self._note_members()
             self.ledger.begin_epoch(data.leases, max_steps)
             self._is_open = True
@@ -115,7 +107,7 @@ class SetDriver:
             if known is not None and (not worker.is_there or known != worker.incarnation):
                 del self._joined[worker.index]
                 self.ledger.lost(worker.index)
-            if worker.is_there and worker.index not in self._joined:
+            if worker.is_there and not worker.is_stuck and worker.index not in self._joined:
                 self._joined[worker.index] = worker.incarnation
                 self.ledger.joined(worker.index)
 
@@ -167,10 +159,12 @@ class SetDriver:
             if apply is None:
                 return None
             try:
-                lost = self._bring_all(apply)
-                if not lost:
-                    return self._commit(apply)
+                with compat.executing_on(self._executor):
+                    lost = self._bring_all(apply)
+                    if not lost:
+                        return self._commit(apply)
             except BaseException:
+                self._executor.clear_error()
                 with self._changed:
                     if self.ledger.is_applying:
                         self.ledger.apply_failed(apply, [])
@@ -208,10 +202,10 @@ class SetDriver:
         return counts
 
     def _wait_for_step(self) -> Apply | None:
-        started = said = time.monotonic()
+        started = time.monotonic()
+        says = started + _SAY_WAITING_AFTER_SECONDS
         while True:
-            if self._error is not None:
-                raise self._error
+            self._check()
             if self._ready is None:
                 self._ready = self.ledger.next_apply()
             if self._ready is not None or self.ledger.epoch_finished:
@@ -219,59 +213,42 @@ class SetDriver:
             self._changed.wait(_LOOK_AROUND_SECONDS)
             now = time.monotonic()
             for set_id in self.ledger.overdue(now, self._timeout_seconds):
-                logging.warning("Set %d did not come back in %g s: %s", set_id, self._timeout_seconds,
-                                self.ledger.waiting_for())  # fmt: skip
                 events.emit("set_overdue", set_id=set_id, waited_seconds=self._timeout_seconds)
-                self.ledger.lost_set(set_id)
-                self._forget([set_id])
-                self._dispatch()
-            if now - said > _SAY_WAITING_AFTER_SECONDS:
-                said = now
-                logging.warning("Still waiting after %.0f s: %s", now - started, self.ledger.waiting_for())
+                self._stop_waiting_for({self._flying[set_id]} if set_id in self._flying else set())
+            if now > says:
+                says = now + _SAY_AGAIN_SECONDS
+                logging.warning("No step for %.0f s. %s", now - started, self._waiting_for())
             self._check_patience(now - started)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _waiting_for(self) -> str:
+        missing = ", ".join(self._threads.missing())
+        return self.ledger.waiting_for() + (f" Missing: {missing}." if missing else "")
 
     def _check_patience(self, waited: float) -> None:
         if waited < self._patience_seconds:
             return
-        missing = [w for w in self._threads.workers if not w.is_there]
-        names = tuple(f"{w.task} at {self._threads.address(w.task)}" for w in missing)
         raise errors.WorkersLostError(
-            f"No step could be applied for {waited:.0f} s. {self.ledger.waiting_for()} "
-            f"Missing: {', '.join(names) or 'nobody; the workers do not finish what they compute'}.",
-            tasks=names,
+            f"No step could be applied for {waited:.0f} s. {self._waiting_for()} Start the missing workers again, or see "
+            "why those that are there do not finish what they compute.",
+            tasks=self._threads.missing(),
             step=self.ledger.version,
         )
 
     def _bring_all(self, apply: Apply) -> list[int]:
         """Brings the sets of a step to the ps; returns the ids of those that are lost."""
-        lost = []
-        for admitted in apply.sets:
-            computed = self._sets.get(admitted.set_id)
-            if computed is not None and not computed.delivered:
-                with self._changed:
-                    while computed.busy and not computed.lost and self._error is None:
-                        self._changed.wait(_LOOK_AROUND_SECONDS)
-                    if self._error is not None:
-                        raise self._error
-                if not computed.delivered and not computed.lost:
-                    self._deliver(computed)
-            if computed is None or computed.lost:
-                lost.append(admitted.set_id)
-        return lost
-
-    def _deliver(self, computed: _Computed) -> None:
-        """Pulls a set to the ps; a worker that died meanwhile loses it."""
-        try:
-            with tf.device(FIRST_PS):
-                wires = self._program.deliver(*computed.wires)
-        except tf.errors.OpError as error:
-            lost_ps = self._threads._lost_ps()
-            if lost_ps is not None:
-                raise lost_ps from error
-            logging.info("Set of worker %d could not be pulled: %s", computed.worker, error)
-            computed.lost = True
-            return
-        computed.wires, computed.delivered = list(wires), True
+        with self._changed:
+            sets = {admitted.set_id: self._sets.get(admitted.set_id) for admitted in apply.sets}
+            known = [computed for computed in sets.values() if computed is not None]
+            self._stop_waiting_for(
+                bring_all(
+                    known, self._threads, self._changed, self._timeout_seconds, self.failed, self._check
+                )
+            )
+            return [set_id for set_id, computed in sets.items() if computed is None or computed.lost]
 
     def _commit(self, apply: Apply):
         sets = [self._sets[admitted.set_id] for admitted in apply.sets]
@@ -283,11 +260,11 @@ class SetDriver:
                 factor = tf.constant(apply.factor, tf.float32) if damped else self._no_factor
                 outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
         except tf.errors.OpError as error:
-            lost_ps = self._threads._lost_ps()
+            lost_ps = self._threads.lost_ps(error)
             if lost_ps is None:
                 raise
             lost_ps.step = self.ledger.version
-            raise lost_ps from None
+            raise lost_ps from error
         with self._changed:
             self.ledger.applied(apply)
             self._forget([admitted.set_id for admitted in apply.sets])
@@ -301,20 +278,29 @@ class SetDriver:
 
     # --- called under the lock ---------------------------------------------------------------------------------
     def _dispatch(self) -> None:
+        self._changed.notify_all()
+        if self._error is not None or not self._is_open:
+            return
         try:
             started = self.ledger.dispatches()
         except TooFewWorkers as error:
             self._error = errors.WorkersLostError(
-                f"{error} Start the missing workers again, or choose too_few_workers=\"wait\" or \"shrink\".",
-                tasks=tuple(str(w.task) for w in self._threads.workers if not w.is_there),
+                f'{error} Start the missing workers again, or choose too_few_workers="wait" or "shrink".',
+                tasks=self._threads.missing(),
                 step=self.ledger.version,
             )
-            self._changed.notify_all()
             return
         for dispatch in started:
-            self._threads.submit(dispatch.worker, _SetJob(self, dispatch, self._data))
+            self._flying[dispatch.set_id] = dispatch.worker
+            job = _SetJob(self, dispatch, self._data, self._program, self._epoch)
+            self._threads.submit(dispatch.worker, job)
         self._announce_drops()
-        self._changed.notify_all()
+
+    def _stop_waiting_for(self, workers: set[int]) -> None:
+        """Goes on without workers that do not answer; what they hold is lost."""
+        for index in workers:
+            self._threads.stop_waiting_for(index)
+            self.worker_lost(index)
 
     def _announce_drops(self) -> None:
         new = self.ledger.num_drops - self._num_drops_seen
@@ -328,8 +314,8 @@ class SetDriver:
             self._sets.pop(set_id, None)
 
     # --- from the workers' threads -------------------------------------------------------------------------------
-    def _compute(self, worker: Worker, dispatch: Dispatch, data) -> None:
-        program, wires, kept, rows = self._program, None, [], 0
+    def _compute(self, worker: Worker, dispatch: Dispatch, data, program) -> None:
+        wires, kept, rows = None, [], 0
         draw = worker.constant(dispatch.draw if program.uses_draw else 0)
         cached: list = []
         if program.fetch is not None:
@@ -338,10 +324,11 @@ class SetDriver:
                 self._bytes[worker.index][0] += program.plan.packing.num_bytes
             cached = worker.cache
         for batch in dispatch.batches:
-            outputs = self._compute_batch(worker, data, batch, cached, draw)
+            outputs = _compute_batch(worker, data, batch, program, cached, draw)
             if outputs is None:
                 with self._changed:
                     self.ledger.ran_out(dispatch.set_id, batch)
+                    self._flying.pop(dispatch.set_id, None)
                     self._dispatch()
                 break
             counts, some, kept = program.divide(outputs)
@@ -349,22 +336,13 @@ class SetDriver:
             self._bytes[worker.index][0] += program.bytes_pulled(counts)
             wires = some if wires is None else list(program.join(*wires, *some))
         if wires is not None:
-            self._arrived(worker, dispatch, rows, _Computed(worker.index, wires, kept, program.pushes))
+            computed = ComputedSet(worker.index, program, wires, kept, delivered=program.pushes)
+            self._arrived(worker, dispatch, rows, computed)
 
-    def _compute_batch(self, worker, data, batch, cached, draw):
-        """Returns the outputs for one batch, or None when there is no such batch."""
-        if data.feed is not None:
-            with self._changed:
-                fed = data.feed.get(batch.shard, batch.position)
-            return None if fed is None else self._program.compute_batch(fed, cached, draw)
-        try:
-            return self._program.compute_next(worker.reader.at(data, batch.shard, batch.position), cached, draw)
-        except tf.errors.OutOfRangeError:
-            return None
-
-    def _arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: _Computed) -> None:
-        pushed = self._program.bytes_pushed(computed.wires)
+    def _arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: ComputedSet) -> None:
+        pushed = computed.program.bytes_pushed(computed.wires)
         with self._changed:
+            self._flying.pop(dispatch.set_id, None)
             self._sets[dispatch.set_id] = computed
             verdict = self.ledger.arrived(dispatch.set_id, rows)
             brings = verdict.outcome == "admitted" and not computed.delivered
@@ -376,18 +354,17 @@ class SetDriver:
             if not brings:
                 self._dispatch()
                 return
-        try:
-            self._deliver(computed)
-        finally:
-            with self._changed:
-                computed.busy = False
-                self._dispatch()
-
-    def _set_lost(self, set_id: int) -> None:
+        # If this fails, the worker is lost with all it holds.
+        computed.deliver()
         with self._changed:
-            computed = self._sets.get(set_id)
-            if computed is not None and not computed.delivered:
-                computed.lost = True
+            computed.busy = False
+            self._dispatch()
+
+    def _set_failed(self, index: int, epoch: int, error: Exception) -> None:
+        with self._changed:
+            if epoch == self._epoch:
+                self._error = self._error or error
+            self.worker_lost(index)
 
     def worker_lost(self, index: int) -> None:
         """See `worker_threads.Owner`."""
@@ -396,13 +373,15 @@ class SetDriver:
                 computed.lost = computed.lost or (computed.worker == index and not computed.delivered)
             self._joined.pop(index, None)
             self.ledger.lost(index)
+            self._flying = {set_id: worker for set_id, worker in self._flying.items() if worker != index}
             self._dispatch()
 
     def worker_joined(self, index: int) -> None:
         """See `worker_threads.Owner`."""
         with self._changed:
-            self._joined[index] = self._threads.workers[index].incarnation
-            self.ledger.joined(index)
+            if self._joined.get(index) != self._threads.workers[index].incarnation:
+                self._joined[index] = self._threads.workers[index].incarnation
+                self.ledger.joined(index)
             self._dispatch()
 
     def failed(self, error: Exception) -> None:
@@ -411,3 +390,14 @@ class SetDriver:
             if self._error is None:
                 self._error = error
             self._changed.notify_all()
+
+
+def _compute_batch(worker: Worker, data, batch, program, cached, draw):
+    """Returns the outputs for one batch, or None when there is no such batch."""
+    if data.feed is not None:
+        fed = data.feed.get(batch.shard, batch.position)
+        return None if fed is None else program.compute_batch(fed, cached, draw)
+    try:
+        return program.compute_next(worker.reader.at(data, batch.shard, batch.position), cached, draw)
+    except tf.errors.OutOfRangeError:
+        return None

@@ -2,12 +2,14 @@
 
 Each worker has a thread here, which runs one job at a time on it and blocks until the job is done. When a call fails the thread
 finds out whose fault it was: a worker that died is waited for and connected again; a dead ps, or an error of the user's
-function, ends the training with one typed error.
+function, ends the training with one typed error. A second thread a worker fetches what it holds, so that nobody else has to
+block on a worker that may never answer.
 """
 
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from typing import Any, Protocol
@@ -22,13 +24,18 @@ from tfdist_ext.data.worker_dataset import ShardReader
 
 # Words in the errors of a task that was started again: it does not know what its predecessor did.
 _FORGOT = ("context_id", "Unable to find the relevant tensor", "not found in the context", "remote_handle")
+_FORGETFUL_PS = re.compile(r"remote target /job:ps/replica:\d+/task:(\d+)")
 _UNREACHABLE = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
+# A worker whose calls fail so often in a row is taken for dead, though something listens at its address.
 _MOST_FAILURES_IN_A_ROW = 5
+# After so many failed connections in a row a worker that listens is no longer worth waiting for alone.
+_MOST_CONNECTIONS_IN_A_ROW = 5
+_FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 
 
@@ -39,8 +46,12 @@ class Job(Protocol):
         """Runs on the worker's thread, with the worker as TensorFlow's device."""
         ...
 
-    def lost(self, worker: Worker, error: Exception) -> None:
-        """The call failed because something did not answer; nothing of it may be used."""
+    def lost(self, worker: Worker) -> None:
+        """The worker did not do it, and is not there for whoever gave the job until it joins again."""
+        ...
+
+    def failed(self, worker: Worker, error: Exception) -> None:
+        """Whoever gave the job cannot go on; the worker is not to blame, and is lost to the job all the same."""
         ...
 
 
@@ -52,7 +63,7 @@ class Owner(Protocol):
         ...
 
     def worker_joined(self, index: int) -> None:
-        """A worker is there again."""
+        """A worker is there again, or answers again."""
         ...
 
     def failed(self, error: Exception) -> None:
@@ -75,6 +86,7 @@ class Worker:
         constants: Small tensors that were sent to it before, by value.
         cache: Variables it has fetched, or None.
         is_there: False from its death until it was connected again.
+        is_stuck: True from the moment when somebody stopped waiting for a call until that call returned.
         incarnation: How often it came back.
     """
 
@@ -82,10 +94,11 @@ class Worker:
         self.index = index
         self.task = Task("worker", index)
         self.device = f"/job:worker/replica:0/task:{index}"
-        self.executor = compat.synchronous_executor()
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.errands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.failures_in_a_row = 0
         self.is_there = True
+        self.is_stuck = False
         self.incarnation = 0
         self.forget()
 
@@ -105,13 +118,29 @@ class Worker:
         return tensor
 
 
+class _Probe:
+    """Finds out whether a worker is alive: its failure is treated like that of any job."""
+
+    def run(self, worker: Worker) -> None:
+        worker.constants.clear()
+        worker.constant(0)
+
+    def lost(self, worker: Worker) -> None:
+        pass
+
+    def failed(self, worker: Worker, error: Exception) -> None:
+        pass
+
+
 class WorkerThreads:
-    """The threads of all workers of a strategy.
+    """The threads of all workers of a cluster.
 
     Args:
         specification: `ClusterSpecification`.
         server_def: Description of the whole cluster, for connecting again.
     """
+
+    _of_this_process: WorkerThreads | None = None
 
     def __init__(self, specification, server_def):
         self._specification = specification
@@ -122,13 +151,35 @@ class WorkerThreads:
         count = len(specification.jobs["worker"])
         self.workers = [Worker(index) for index in range(count)]
         for worker in self.workers:
-            threading.Thread(
-                target=self._serve, args=(worker,), name=f"tfdist_ext-{worker.task}", daemon=True
-            ).start()
+            for inbox, fetches in ((worker.inbox, False), (worker.errands, True)):
+                threading.Thread(
+                    target=self._serve,
+                    args=(worker, inbox, fetches),
+                    name=f"tfdist_ext-{worker.task}{'-fetch' if fetches else ''}",
+                    daemon=True,
+                ).start()
+
+    @classmethod
+    def shared(cls, specification, server_def) -> WorkerThreads:
+        """Returns the threads of this process, which has one cluster; started at first use.
+
+        All strategies share them: connecting to a worker again must not be done by two threads at a time.
+        """
+        if cls._of_this_process is None:
+            cls._of_this_process = cls(specification, server_def)
+        return cls._of_this_process
 
     def present(self) -> list[int]:
-        """Returns the indices of the workers that are there."""
-        return [worker.index for worker in self.workers if worker.is_there]
+        """Returns the indices of the workers that are there and answer."""
+        return [worker.index for worker in self.workers if worker.is_there and not worker.is_stuck]
+
+    def missing(self) -> tuple[str, ...]:
+        """Names the other ones, with their addresses: `("worker:1 at 127.0.0.1:2222", ...)`."""
+        return tuple(
+            f"{worker.task} at {self.address(worker.task)}{'' if not worker.is_there else ' (does not answer)'}"
+            for worker in self.workers
+            if not worker.is_there or worker.is_stuck
+        )
 
     def take_over(self, owner: Owner) -> None:
         """Makes `owner` the one that hears of workers; closes the one before."""
@@ -141,91 +192,139 @@ class WorkerThreads:
         """Gives a worker its next job."""
         self.workers[index].inbox.put(job)
 
+    def fetch(self, index: int, job: Job) -> None:
+        """Has a job done beside the others: it takes what the worker holds elsewhere."""
+        self.workers[index].errands.put(job)
+
+    def stop_waiting_for(self, index: int) -> None:
+        """Notes that a call to a worker takes too long; it is given no work before the call returns."""
+        worker = self.workers[index]
+        worker.is_stuck = True
+        logging.warning("%s at %s does not answer; training goes on without it.", worker.task,
+                        self.address(worker.task))  # fmt: skip
+
     def address(self, task: Task) -> str:
         """Returns `host:port` of a task."""
         return self._specification.address_of(task)
 
-    # --- on the worker's thread ----------------------------------------------------------------------------------
-    def _serve(self, worker: Worker) -> None:
-        while True:
-            job = worker.inbox.get()
-            try:
-                with compat.executing_on(worker.executor), tf.device(worker.device):
-                    job.run(worker)
-                worker.failures_in_a_row = 0
-            except Exception as error:
-                self._after_failure(worker, job, error)
-
-    def _after_failure(self, worker: Worker, job: Job, error: Exception) -> None:
-        owner = self._owner
-        lost_ps = self._lost_ps() if isinstance(error, tf.errors.OpError) else None
-        if lost_ps is not None:
-            owner.failed(lost_ps)
-        elif not isinstance(error, tf.errors.OpError):
-            owner.failed(error)
-        elif self._is_dead(worker, error):
-            self._connect_again(worker, job, error)
-        elif isinstance(error, _UNREACHABLE):
-            self._pause_and_retry(worker, job, error)
-        else:
-            owner.failed(error)
-
-    def _lost_ps(self) -> errors.ParameterServerLostError | None:
+    def lost_ps(self, error: Exception) -> errors.ParameterServerLostError | None:
+        """Returns the error to raise if a failed call means that a ps died, else None."""
+        if not isinstance(error, tf.errors.OpError):
+            return None
         for index in range(len(self._specification.jobs["ps"])):
             task = Task("ps", index)
             if not listening(self.address(task)):
-                return errors.ParameterServerLostError(
-                    f"{task} at {self.address(task)} died, and the variables on it are lost. Start the job again; it "
-                    "can go on from its last checkpoint.",
-                    task=str(task),
-                )
+                return self._without(task, "died")
+        found = _FORGETFUL_PS.search(str(error))
+        if found is not None and any(word in str(error) for word in _FORGOT):
+            return self._without(Task("ps", int(found.group(1))), "was started again")
         return None
+
+    def _without(self, task: Task, what: str) -> errors.ParameterServerLostError:
+        return errors.ParameterServerLostError(
+            f"{task} at {self.address(task)} {what}, and the variables on it are lost. Start the job again; it can go on "
+            "from its last checkpoint.",
+            task=str(task),
+        )
+
+    # --- on the worker's threads ---------------------------------------------------------------------------------
+    def _serve(self, worker: Worker, inbox: queue.SimpleQueue, fetches: bool) -> None:
+        executor = compat.synchronous_executor()
+        while True:
+            job = inbox.get()
+            try:
+                with compat.executing_on(executor), tf.device(worker.device):
+                    job.run(worker)
+                worker.failures_in_a_row = 0
+            except Exception as error:
+                executor.clear_error()
+                self._after_failure(worker, job, error, fetches)
+            del job  # Holds tensors.
+            if worker.is_stuck and worker.is_there:
+                worker.is_stuck = False
+                logging.warning("%s at %s answers again.", worker.task, self.address(worker.task))
+                self._tell("worker_joined", worker.index)
+
+    def _tell(self, event: str, *arguments) -> None:
+        owner = self._owner
+        if owner is not None:
+            getattr(owner, event)(*arguments)
+
+    def _after_failure(self, worker: Worker, job: Job, error: Exception, fetches: bool) -> None:
+        lost_ps = self.lost_ps(error)
+        unreachable = isinstance(error, _UNREACHABLE)
+        dead = isinstance(error, tf.errors.OpError) and self._is_dead(worker, error)
+        if lost_ps is not None:
+            job.failed(worker, lost_ps)
+        elif fetches and (dead or unreachable):
+            job.lost(worker)
+            self.submit(worker.index, _Probe())
+        elif dead:
+            self._connect_again(worker, job, error)
+        elif unreachable:
+            self._pause(worker, job, error)
+        else:
+            # Nobody knows how far an iterator came.
+            worker.reader.close()
+            job.failed(worker, error)
 
     def _is_dead(self, worker: Worker, error: Exception) -> bool:
         return any(word in str(error) for word in _FORGOT) or not listening(self.address(worker.task))
 
-    def _pause_and_retry(self, worker: Worker, job: Job, error: Exception) -> None:
-        """Everybody answers, but the call did not come through: try again a few times, ever more slowly."""
+    def _pause(self, worker: Worker, job: Job, error: Exception) -> None:
+        """Everybody listens, but the call did not come through: try again a few times, ever more slowly."""
         worker.failures_in_a_row += 1
         if worker.failures_in_a_row >= _MOST_FAILURES_IN_A_ROW:
-            self._owner.failed(
-                errors.WorkersLostError(
-                    f"{worker.task} at {self.address(worker.task)} answers, but {worker.failures_in_a_row} calls in a row "
-                    f"failed; the last one said: {str(error).splitlines()[0]}",
-                    tasks=(f"{worker.task} at {self.address(worker.task)}",),
-                )
-            )
+            self._connect_again(worker, job, error)
             return
-        logging.warning(
-            "A call to %s failed (%s); trying again.", worker.task, str(error).splitlines()[0][:200]
-        )
-        time.sleep(min(0.1 * 2**worker.failures_in_a_row, _LONGEST_PAUSE_SECONDS))
-        job.lost(worker, error)
-        self._owner.worker_lost(worker.index)
-        self._owner.worker_joined(worker.index)
+        logging.warning("A call to %s failed (%s); trying again.", worker.task, _first_line(error))
+        worker.reader.close()
+        job.lost(worker)
+        self._tell("worker_lost", worker.index)
+        time.sleep(min(_FIRST_PAUSE_SECONDS * 2**worker.failures_in_a_row, _LONGEST_PAUSE_SECONDS))
+        self._tell("worker_joined", worker.index)
 
     def _connect_again(self, worker: Worker, job: Job, error: Exception) -> None:
         worker.is_there = False
-        logging.warning("%s at %s died; training goes on without it.", worker.task, self.address(worker.task))
-        events.emit("worker_lost", task=str(worker.task), reason=str(error).splitlines()[0])
+        logging.warning("%s at %s died; training goes on without it (%s).", worker.task, self.address(worker.task),
+                        _first_line(error))  # fmt: skip
+        events.emit("worker_lost", task=str(worker.task), reason=_first_line(error))
         worker.forget()
-        job.lost(worker, error)
-        self._owner.worker_lost(worker.index)
-        self._drain(worker, error)
-        pause = 0.1
+        job.lost(worker)
+        self._tell("worker_lost", worker.index)
+        self._drain(worker)
+        pause, num_attempts = _FIRST_PAUSE_SECONDS, 0
         while not self._connected(worker):
+            if listening(self.address(worker.task)):
+                num_attempts += 1
+                self._give_up_alone(worker, num_attempts)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             time.sleep(pause)
         worker.incarnation += 1
-        worker.is_there = True
+        worker.is_there, worker.is_stuck = True, False
+        worker.failures_in_a_row = 0
         logging.warning("%s at %s is back.", worker.task, self.address(worker.task))
         events.emit("worker_returned", task=str(worker.task))
-        self._owner.worker_joined(worker.index)
+        self._tell("worker_joined", worker.index)
 
-    def _drain(self, worker: Worker, error: Exception) -> None:
+    def _give_up_alone(self, worker: Worker, num_attempts: int) -> None:
+        """Ends the training if nobody else is there and this one, though it listens, cannot be used."""
+        if num_attempts != _MOST_CONNECTIONS_IN_A_ROW or self.present():
+            return
+        self._tell(
+            "failed",
+            errors.WorkersLostError(
+                f"Something listens at the address of {worker.task}, {self.address(worker.task)}, but {num_attempts} "
+                "connections in a row failed, and no other worker is there. See whether another program uses the port, "
+                "and start the worker again.",
+                tasks=self.missing(),
+            ),
+        )
+
+    def _drain(self, worker: Worker) -> None:
         while True:
             try:
-                worker.inbox.get_nowait().lost(worker, error)
+                worker.inbox.get_nowait().lost(worker)
             except queue.Empty:
                 return
 
@@ -233,11 +332,15 @@ class WorkerThreads:
         if not listening(self.address(worker.task)):
             return False
         with self._connecting:
-            absent = {other.index for other in self.workers if not other.is_there and other is not worker}
-            absent = {index for index in absent if not listening(self.address(Task("worker", index)))}
+            # A call to one that does not answer would hang.
+            absent = {o.index for o in self.workers if o is not worker and (o.is_stuck or not o.is_there)}
             try:
                 compat.update_cluster(self._server_def, {"worker": absent})
             except tf.errors.OpError as error:
-                logging.info("Connecting to %s failed (%s); trying again.", worker.task, error)
+                logging.info("Connecting to %s failed (%s); trying again.", worker.task, _first_line(error))
                 return False
         return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]

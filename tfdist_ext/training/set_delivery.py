@@ -1,0 +1,112 @@
+"""How does a set get from its worker to the ps, when the worker may die or stop on the way?
+
+A set that is admitted as soon as it is computed is brought by the thread that computed it; one that had to wait is fetched by the
+worker's second thread. Whoever applies never blocks on a worker: a set that does not come in time is lost, and computed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdist_ext.training.gradient_set import FIRST_PS
+from tfdist_ext.training.set_program import SetProgram
+from tfdist_ext.training.worker_threads import Worker, WorkerThreads
+
+_LOOK_AROUND_SECONDS = 0.5
+
+
+@dataclasses.dataclass(eq=False)
+class ComputedSet:
+    """The tensors of a set: on its worker, then on the ps.
+
+    Attributes:
+        worker: Index of the worker that made it.
+        program: What it was computed by.
+        wires: Remote tensors.
+        kept: Remote tensors that commit needs besides.
+        delivered: True once `wires` are on the ps.
+        busy: True while somebody brings them there.
+        lost: True when they will not come any more.
+    """
+
+    worker: int
+    program: SetProgram
+    wires: list
+    kept: list
+    delivered: bool
+    busy: bool = False
+    lost: bool = False
+
+    def deliver(self) -> None:
+        """Brings it to the ps; blocks as long as the worker does not answer."""
+        with tf.device(FIRST_PS):
+            wires = list(self.program.deliver(*self.wires))
+        self.wires, self.delivered = wires, True
+
+
+class _Fetch:
+    """Brings a set to the ps while its worker computes the next one."""
+
+    def __init__(self, computed: ComputedSet, changed: threading.Condition, failed: Callable):
+        self._computed, self._changed, self._failed = computed, changed, failed
+
+    def run(self, worker: Worker) -> None:
+        self._computed.deliver()
+        self._end()
+
+    def lost(self, worker: Worker) -> None:
+        self._computed.lost = True
+        self._end()
+
+    def failed(self, worker: Worker, error: Exception) -> None:
+        self.lost(worker)
+        self._failed(error)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._computed.busy = False
+            self._changed.notify_all()
+
+
+def bring_all(
+    sets: Sequence[ComputedSet],
+    threads: WorkerThreads,
+    changed: threading.Condition,
+    timeout_seconds: float,
+    failed: Callable[[Exception], None],
+    check: Callable[[], None],
+) -> set[int]:
+    """Waits until each of some sets is on the ps or lost. Called with `changed` held.
+
+    Args:
+        sets: The sets.
+        threads: The workers' threads.
+        changed: Notified when the state of a set changes.
+        timeout_seconds: Longest wait.
+        failed: Called with an error that is no worker's fault.
+        check: Raises where waiting has become vain.
+
+    Returns:
+        The workers that did not answer in time.
+    """
+    for computed in sets:
+        if not (computed.delivered or computed.busy or computed.lost):
+            computed.busy = True
+            threads.fetch(computed.worker, _Fetch(computed, changed, failed))
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        waited_for = [computed for computed in sets if not (computed.delivered or computed.lost)]
+        if not waited_for:
+            return set()
+        check()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            for computed in waited_for:
+                computed.lost = True
+            return {computed.worker for computed in waited_for}
+        changed.wait(min(left, _LOOK_AROUND_SECONDS))
