@@ -198,6 +198,19 @@ def test_fetching_every_third_batch():
     ]  # fmt: skip
 
 
+def test_fetching_counts_batches_and_pushing_makes_sets_of_them():
+    table = Table(BoundedStaleness(100), 1, fetch_every_steps=4, push_every_steps=2)
+    seen = []
+    for _ in range(5):
+        table.dispatch()
+        seen.append(
+            (table.computing[0].base_version, tuple(one.position for one in table.computing[0].batches))
+        )
+        table.arrive(0)
+        table.apply()
+    assert seen == [(0, (0, 1)), (0, (2, 3)), (2, (4, 5)), (2, (6, 7)), (4, (8, 9))]
+
+
 # Time a step over the ideal 1.5 / N, for 2,000 steps of workers that take 0.5 + Exp(1).
 REFERENCE = [
     (8, 7, 1.0, 1.51),

@@ -121,6 +121,28 @@ def test_an_end_found_by_a_set_of_an_earlier_epoch_is_an_end_of_its_own_data():
     assert table.ledger.statistics.of(0).ran_out == 1
 
 
+def test_an_epoch_begins_with_fresh_variables_and_no_time_waited():
+    table = Table(Asynchronous(), 1, max_steps=1, fetch_every_steps=10)
+    table.dispatch()
+    table.arrive(0), table.apply()
+    table.ledger.close_epoch()
+    table.now = 1000.0
+    table.ledger.begin_epoch(table.leases, 1)
+    table.dispatch()
+    assert table.computing[0].refresh and table.computing[0].base_version == 1
+    assert table.ledger.statistics.of(0).waited_seconds == 0.0
+
+
+def test_the_end_of_an_epoch_of_steps_can_be_moved_back():
+    table = Table(Asynchronous(), 2, max_steps=1)
+    assert sorted(table.dispatch()) == [0]
+    table.arrive(0), table.apply()
+    assert table.ledger.epoch_finished
+    table.ledger.allow_steps(2)
+    assert not table.ledger.epoch_finished
+    assert sorted(table.dispatch()) == [0, 1]
+
+
 def test_overdue_sets_are_lost_and_their_worker_gets_nothing_before_they_come():
     table = Table(Asynchronous(), 2, [3, 3])
     table.dispatch()
