@@ -6,6 +6,7 @@ What to say and when to give up is decided in `RollCall`, which knows no sockets
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import socket
 import sys
 import time
@@ -21,6 +22,9 @@ _AGAIN_SECONDS = 30.0
 _PROBE_SECONDS = 1.0
 _BETWEEN_SECONDS = 0.2
 _MAX_PROBES = 32
+# What a client says first, with an empty SETTINGS frame; the server's first frame is its SETTINGS.
+_HTTP2_SETTINGS = b"\x04"
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _HTTP2_SETTINGS + b"\0\0\0\0\0"
 
 
 class RollCall:
@@ -122,6 +126,52 @@ def listening(address: str, timeout_seconds: float = _PROBE_SECONDS) -> bool:
             return True
     except OSError:
         return False
+
+
+def answers(address: str, timeout_seconds: float = _PROBE_SECONDS) -> bool:
+    """Says whether a gRPC server greets at an address.
+
+    Runs on: every task.
+
+    Args:
+        address: `"host:port"`.
+        timeout_seconds: How long to wait for its greeting.
+
+    Returns:
+        False also for a stopped or stuck process, which `listening` takes for alive, and for another kind of server.
+    """
+    try:
+        with socket.create_connection(split_address(address), timeout=timeout_seconds) as connection:
+            connection.sendall(_HTTP2_GREETING)
+            # A frame begins with the length of its content (3 bytes) and its type.
+            return connection.recv(9, socket.MSG_WAITALL)[3:4] == _HTTP2_SETTINGS
+    except OSError:
+        return False
+
+
+def hang_up(address: str) -> None:
+    """Cuts this process' connections to an address, so that calls which wait for an answer from there fail.
+
+    Runs on: every task with a /dev/fd; elsewhere it does nothing.
+
+    Args:
+        address: `"host:port"`.
+    """
+    host, port = split_address(address)
+    try:
+        places = {info[4][0] for info in socket.getaddrinfo(host, port)}
+        numbers = [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        return
+    for number in numbers:
+        try:
+            # A number may be closed and used again meanwhile; the copy stays what it is.
+            with socket.socket(fileno=os.dup(number)) as connection:
+                peer = connection.getpeername()
+                if peer[1] == port and peer[0].removeprefix("::ffff:") in places:
+                    connection.shutdown(socket.SHUT_RDWR)
+        except (OSError, IndexError, AttributeError, TypeError):
+            continue  # No socket, not connected, or not of the internet.
 
 
 def wait_for_tasks(

@@ -24,16 +24,10 @@ _SAY_AGAIN_SECONDS = 30.0
 
 
 class _BatchJob:
-    """Computes one batch on a worker.
-
-    Attributes:
-        batch: The batch.
-        began: When it was given to the worker, in seconds.
-    """
+    """Computes one batch on a worker."""
 
     def __init__(self, reader: OrderedReader, batch: Batch):
         self._reader, self.batch = reader, batch
-        self.began = time.monotonic()
 
     def run(self, worker: Worker) -> None:
         self._reader._compute(worker, self)
@@ -61,7 +55,7 @@ class OrderedReader:
         self, threads: WorkerThreads, data, compute, timeout_seconds: float, patience_seconds: float
     ):
         self._threads, self._data, self._on_worker = threads, data, compute
-        self._timeout_seconds, self._patience_seconds = timeout_seconds, patience_seconds
+        self._patience_seconds = patience_seconds
         self._changed = threading.Condition()
         self._leases = Leases(data.dataset.num_shards, data.dataset.lengths)
         self._results: dict[int, Any] = {}
@@ -69,7 +63,7 @@ class OrderedReader:
         self._next = 0
         self._error: Exception | None = None
         self._closed = False
-        threads.take_over(self)
+        threads.take_over(self, timeout_seconds)
         with self._changed:
             self._lease()
 
@@ -113,10 +107,6 @@ class OrderedReader:
                 continue
             self._changed.wait(_LOOK_AROUND_SECONDS)
             now = time.monotonic()
-            for index, job in list(self._jobs.items()):
-                if now - job.began > self._timeout_seconds:
-                    self._threads.stop_waiting_for(index)
-                    self.worker_lost(index)
             if now > says:
                 says = now + _SAY_AGAIN_SECONDS
                 logging.warning("No batch for %.0f s. %s", now - started, self._waiting_for())

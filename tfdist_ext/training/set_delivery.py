@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -77,36 +76,22 @@ def bring_all(
     sets: Sequence[ComputedSet],
     threads: WorkerThreads,
     changed: threading.Condition,
-    timeout_seconds: float,
     failed: Callable[[Exception], None],
     check: Callable[[], None],
-) -> set[int]:
+) -> None:
     """Waits until each of some sets is on the ps or lost. Called with `changed` held.
 
     Args:
         sets: The sets.
         threads: The workers' threads.
         changed: Notified when the state of a set changes.
-        timeout_seconds: Longest wait.
         failed: Called with an error that is no worker's fault.
         check: Raises where waiting has become vain.
-
-    Returns:
-        The workers that did not answer in time.
     """
     for computed in sets:
         if not (computed.delivered or computed.busy or computed.lost):
             computed.busy = True
             threads.fetch(computed.worker, _Fetch(computed, changed, failed))
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        waited_for = [computed for computed in sets if not (computed.delivered or computed.lost)]
-        if not waited_for:
-            return set()
+    while not all(computed.delivered or computed.lost for computed in sets):
         check()
-        left = deadline - time.monotonic()
-        if left <= 0:
-            for computed in waited_for:
-                computed.lost = True
-            return {computed.worker for computed in waited_for}
-        changed.wait(min(left, _LOOK_AROUND_SECONDS))
+        changed.wait(_LOOK_AROUND_SECONDS)

@@ -66,7 +66,6 @@ class SetDriver:
         self._changed = threading.Condition()
         self._executor = compat.synchronous_executor()
         self._sets: dict[int, ComputedSet] = {}
-        self._flying: dict[int, int] = {}
         self._epoch = 0
         self._data: Any = None
         self._error: Exception | None = None
@@ -86,7 +85,7 @@ class SetDriver:
             data: `WorkerIterator`.
             max_steps: Updates after which the epoch ends, or None for the end of the data.
         """
-        self._threads.take_over(self)
+        self._threads.take_over(self, self._timeout_seconds)
         self.close()
         self._program.trace(data.feed is not None)
         with self._changed:
@@ -107,7 +106,7 @@ class SetDriver:
             if known is not None and (not worker.is_there or known != worker.incarnation):
                 del self._joined[worker.index]
                 self.ledger.lost(worker.index)
-            if worker.is_there and not worker.is_stuck and worker.index not in self._joined:
+            if worker.is_there and not worker.is_slow and worker.index not in self._joined:
                 self._joined[worker.index] = worker.incarnation
                 self.ledger.joined(worker.index)
 
@@ -212,9 +211,6 @@ class SetDriver:
                 return self._ready
             self._changed.wait(_LOOK_AROUND_SECONDS)
             now = time.monotonic()
-            for set_id in self.ledger.overdue(now, self._timeout_seconds):
-                events.emit("set_overdue", set_id=set_id, waited_seconds=self._timeout_seconds)
-                self._stop_waiting_for({self._flying[set_id]} if set_id in self._flying else set())
             if now > says:
                 says = now + _SAY_AGAIN_SECONDS
                 logging.warning("No step for %.0f s. %s", now - started, self._waiting_for())
@@ -243,11 +239,7 @@ class SetDriver:
         with self._changed:
             sets = {admitted.set_id: self._sets.get(admitted.set_id) for admitted in apply.sets}
             known = [computed for computed in sets.values() if computed is not None]
-            self._stop_waiting_for(
-                bring_all(
-                    known, self._threads, self._changed, self._timeout_seconds, self.failed, self._check
-                )
-            )
+            bring_all(known, self._threads, self._changed, self.failed, self._check)
             return [set_id for set_id, computed in sets.items() if computed is None or computed.lost]
 
     def _commit(self, apply: Apply):
@@ -291,16 +283,9 @@ class SetDriver:
             )
             return
         for dispatch in started:
-            self._flying[dispatch.set_id] = dispatch.worker
             job = _SetJob(self, dispatch, self._data, self._program, self._epoch)
             self._threads.submit(dispatch.worker, job)
         self._announce_drops()
-
-    def _stop_waiting_for(self, workers: set[int]) -> None:
-        """Goes on without workers that do not answer; what they hold is lost."""
-        for index in workers:
-            self._threads.stop_waiting_for(index)
-            self.worker_lost(index)
 
     def _announce_drops(self) -> None:
         new = self.ledger.num_drops - self._num_drops_seen
@@ -328,7 +313,6 @@ class SetDriver:
             if outputs is None:
                 with self._changed:
                     self.ledger.ran_out(dispatch.set_id, batch)
-                    self._flying.pop(dispatch.set_id, None)
                     self._dispatch()
                 break
             counts, some, kept = program.divide(outputs)
@@ -342,7 +326,6 @@ class SetDriver:
     def _arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: ComputedSet) -> None:
         pushed = computed.program.bytes_pushed(computed.wires)
         with self._changed:
-            self._flying.pop(dispatch.set_id, None)
             self._sets[dispatch.set_id] = computed
             verdict = self.ledger.arrived(dispatch.set_id, rows)
             brings = verdict.outcome == "admitted" and not computed.delivered
@@ -373,7 +356,6 @@ class SetDriver:
                 computed.lost = computed.lost or (computed.worker == index and not computed.delivered)
             self._joined.pop(index, None)
             self.ledger.lost(index)
-            self._flying = {set_id: worker for set_id, worker in self._flying.items() if worker != index}
             self._dispatch()
 
     def worker_joined(self, index: int) -> None:

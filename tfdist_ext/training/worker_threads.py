@@ -19,7 +19,7 @@ from absl import logging
 
 from tfdist_ext import compat, errors, events
 from tfdist_ext.cluster import Task
-from tfdist_ext.cluster.reachability import listening
+from tfdist_ext.cluster.reachability import answers, hang_up, listening
 from tfdist_ext.data.worker_dataset import ShardReader
 
 # Words in the errors of a task that was started again: it does not know what its predecessor did.
@@ -35,6 +35,8 @@ _UNREACHABLE = (
 _MOST_FAILURES_IN_A_ROW = 5
 # After so many failed connections in a row a worker that listens is no longer worth waiting for alone.
 _MOST_CONNECTIONS_IN_A_ROW = 5
+_SHORTEST_WATCH_SECONDS = 0.25
+_LONGEST_WATCH_SECONDS = 2.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -86,7 +88,9 @@ class Worker:
         constants: Small tensors that were sent to it before, by value.
         cache: Variables it has fetched, or None.
         is_there: False from its death until it was connected again.
-        is_stuck: True from the moment when somebody stopped waiting for a call until that call returned.
+        is_slow: True while a call lasts that nobody waits for any more.
+        is_leaving: True while it is taken out of TensorFlow's list.
+        calls: What its threads do, and since when.
         incarnation: How often it came back.
     """
 
@@ -98,7 +102,9 @@ class Worker:
         self.errands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.failures_in_a_row = 0
         self.is_there = True
-        self.is_stuck = False
+        self.is_slow = self.is_leaving = False
+        self.calls: dict[int, tuple[Job, float]] = {}
+        self.answered = time.monotonic()
         self.incarnation = 0
         self.forget()
 
@@ -138,6 +144,10 @@ class WorkerThreads:
     Args:
         specification: `ClusterSpecification`.
         server_def: Description of the whole cluster, for connecting again.
+
+    Attributes:
+        timeout_seconds: A call that lasts longer is not waited for, and a worker that does not answer for so long is
+            taken for dead.
     """
 
     _of_this_process: WorkerThreads | None = None
@@ -145,6 +155,7 @@ class WorkerThreads:
     def __init__(self, specification, server_def):
         self._specification = specification
         self._server_def = server_def
+        self.timeout_seconds = 60.0
         self._connecting = threading.Lock()
         self._owner: Owner | None = None
         self._owner_lock = threading.Lock()
@@ -158,6 +169,7 @@ class WorkerThreads:
                     name=f"tfdist_ext-{worker.task}{'-fetch' if fetches else ''}",
                     daemon=True,
                 ).start()
+        threading.Thread(target=self._watch, name="tfdist_ext-watch", daemon=True).start()
 
     @classmethod
     def shared(cls, specification, server_def) -> WorkerThreads:
@@ -171,18 +183,19 @@ class WorkerThreads:
 
     def present(self) -> list[int]:
         """Returns the indices of the workers that are there and answer."""
-        return [worker.index for worker in self.workers if worker.is_there and not worker.is_stuck]
+        return [worker.index for worker in self.workers if worker.is_there and not worker.is_slow]
 
     def missing(self) -> tuple[str, ...]:
         """Names the other ones, with their addresses: `("worker:1 at 127.0.0.1:2222", ...)`."""
         return tuple(
-            f"{worker.task} at {self.address(worker.task)}{'' if not worker.is_there else ' (does not answer)'}"
+            f"{worker.task} at {self.address(worker.task)}{'' if not worker.is_there else ' (slow)'}"
             for worker in self.workers
-            if not worker.is_there or worker.is_stuck
+            if not worker.is_there or worker.is_slow
         )
 
-    def take_over(self, owner: Owner) -> None:
+    def take_over(self, owner: Owner, timeout_seconds: float) -> None:
         """Makes `owner` the one that hears of workers; closes the one before."""
+        self.timeout_seconds = timeout_seconds
         with self._owner_lock:
             before, self._owner = self._owner, owner
         if before is not None and before is not owner:
@@ -195,13 +208,6 @@ class WorkerThreads:
     def fetch(self, index: int, job: Job) -> None:
         """Has a job done beside the others: it takes what the worker holds elsewhere."""
         self.workers[index].errands.put(job)
-
-    def stop_waiting_for(self, index: int) -> None:
-        """Notes that a call to a worker takes too long; it is given no work before the call returns."""
-        worker = self.workers[index]
-        worker.is_stuck = True
-        logging.warning("%s at %s does not answer; training goes on without it.", worker.task,
-                        self.address(worker.task))  # fmt: skip
 
     def address(self, task: Task) -> str:
         """Returns `host:port` of a task."""
@@ -227,22 +233,56 @@ class WorkerThreads:
             task=str(task),
         )
 
+    # --- on the thread that watches ------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        """A call to a process that is stopped, or to a machine that is cut off, would last for ever."""
+        while True:
+            time.sleep(max(_SHORTEST_WATCH_SECONDS, min(self.timeout_seconds / 4, _LONGEST_WATCH_SECONDS)))
+            for worker in self.workers:
+                if worker.is_there or worker.is_leaving:
+                    self._watch_one(worker)
+
+    def _watch_one(self, worker: Worker) -> None:
+        address, now = self.address(worker.task), time.monotonic()
+        if answers(address):
+            worker.answered = now
+            if any(now - began > self.timeout_seconds for _, began in list(worker.calls.values())):
+                self._stop_waiting_for(worker, f"needs more than {self.timeout_seconds:g} s")
+        elif now - worker.answered > self.timeout_seconds:
+            self._stop_waiting_for(worker, "does not answer; its connections are cut")
+            # Again and again, because TensorFlow connects again.
+            hang_up(address)
+
+    def _stop_waiting_for(self, worker: Worker, why: str) -> None:
+        if worker.is_slow or not worker.is_there:
+            return
+        worker.is_slow = True
+        logging.warning("%s at %s %s; training goes on without it.", worker.task, self.address(worker.task), why)
+        events.emit("worker_overdue", task=str(worker.task), reason=why)
+        for job, _ in list(worker.calls.values()):
+            job.lost(worker)
+        self._tell("worker_lost", worker.index)
+        self.submit(worker.index, _Probe())
+
     # --- on the worker's threads ---------------------------------------------------------------------------------
     def _serve(self, worker: Worker, inbox: queue.SimpleQueue, fetches: bool) -> None:
         executor = compat.synchronous_executor()
         while True:
             job = inbox.get()
+            worker.calls[fetches] = job, time.monotonic()
             try:
                 with compat.executing_on(executor), tf.device(worker.device):
                     job.run(worker)
                 worker.failures_in_a_row = 0
             except Exception as error:
                 executor.clear_error()
+                del worker.calls[fetches]
                 self._after_failure(worker, job, error, fetches)
+            worker.calls.pop(fetches, None)
             del job  # Holds tensors.
-            if worker.is_stuck and worker.is_there:
-                worker.is_stuck = False
-                logging.warning("%s at %s answers again.", worker.task, self.address(worker.task))
+            if worker.is_slow and worker.is_there:
+                worker.is_slow = False
+                logging.warning("%s at %s has answered.", worker.task, self.address(worker.task))
                 self._tell("worker_joined", worker.index)
 
     def _tell(self, event: str, *arguments) -> None:
@@ -269,7 +309,7 @@ class WorkerThreads:
             job.failed(worker, error)
 
     def _is_dead(self, worker: Worker, error: Exception) -> bool:
-        return any(word in str(error) for word in _FORGOT) or not listening(self.address(worker.task))
+        return any(word in str(error) for word in _FORGOT) or not answers(self.address(worker.task))
 
     def _pause(self, worker: Worker, job: Job, error: Exception) -> None:
         """Everybody listens, but the call did not come through: try again a few times, ever more slowly."""
@@ -293,6 +333,7 @@ class WorkerThreads:
         job.lost(worker)
         self._tell("worker_lost", worker.index)
         self._drain(worker)
+        self._leave_out(worker)
         pause, num_attempts = _FIRST_PAUSE_SECONDS, 0
         while not self._connected(worker):
             if listening(self.address(worker.task)):
@@ -301,7 +342,8 @@ class WorkerThreads:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             time.sleep(pause)
         worker.incarnation += 1
-        worker.is_there, worker.is_stuck = True, False
+        worker.answered = time.monotonic()
+        worker.is_there, worker.is_slow = True, False
         worker.failures_in_a_row = 0
         logging.warning("%s at %s is back.", worker.task, self.address(worker.task))
         events.emit("worker_returned", task=str(worker.task))
@@ -328,18 +370,31 @@ class WorkerThreads:
             except queue.Empty:
                 return
 
+    def _leave_out(self, worker: Worker) -> None:
+        """Takes a dead worker out of TensorFlow's list: every new function is sent to all that are on it."""
+        with self._connecting:
+            worker.is_leaving = True
+            try:
+                self._update({other.index for other in self.workers if not other.is_there})
+            except tf.errors.OpError as error:
+                logging.info("Leaving out %s failed (%s).", worker.task, _first_line(error))
+            finally:
+                worker.is_leaving = False
+
     def _connected(self, worker: Worker) -> bool:
-        if not listening(self.address(worker.task)):
+        if not answers(self.address(worker.task)):
             return False
         with self._connecting:
-            # A call to one that does not answer would hang.
-            absent = {o.index for o in self.workers if o is not worker and (o.is_stuck or not o.is_there)}
             try:
-                compat.update_cluster(self._server_def, {"worker": absent})
+                self._update({o.index for o in self.workers if o is not worker and not o.is_there})
             except tf.errors.OpError as error:
                 logging.info("Connecting to %s failed (%s); trying again.", worker.task, _first_line(error))
                 return False
         return True
+
+    def _update(self, absent: set[int]) -> None:
+        with compat.own_executor():
+            compat.update_cluster(self._server_def, {"worker": absent})
 
 
 def _first_line(error: Exception) -> str:
