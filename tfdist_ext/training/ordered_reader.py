@@ -87,8 +87,8 @@ class OrderedReader:
             self._start()
         return result
 
-    def close(self) -> None:
-        """Stops; what is being computed is not used."""
+    def close(self, data=None) -> None:
+        """Stops; what is being computed is not used. There is no other pass than its own that `data` could mean."""
         with self._changed:
             self._closed = True
             self._results.clear()

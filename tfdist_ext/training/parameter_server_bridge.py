@@ -50,6 +50,11 @@ def running(name: str, model):
     _mode.name, _mode.model = name, model
     try:
         yield
+    except tf.errors.OpError as error:
+        lost_ps = threads_of(strategy_of(model)).lost_ps(error)
+        if lost_ps is not None:
+            raise lost_ps from error
+        raise
     finally:
         _mode.name, _mode.model = before
 
@@ -85,7 +90,7 @@ def enumerate_steps(original):
                 step += self.steps_per_execution
         finally:
             if data.source is not None:
-                data.source.close()
+                data.source.close(data)
         if self.steps_per_epoch and step < self.steps_per_epoch:
             self._interrupted_warning()
         self.data_adapter.on_epoch_end()

@@ -173,10 +173,15 @@ class SetDriver:
                 self._forget(lost)
                 self._dispatch()
 
-    def close(self) -> None:
-        """Ends the epoch: what is not applied by now is dropped and counted."""
+    def close(self, data=None) -> None:
+        """Ends the epoch: what is not applied by now is dropped and counted.
+
+        Args:
+            data: The pass whose epoch is meant; None for whichever is open. Python may end the loop over a pass that was
+                left in its middle when the next one has begun.
+        """
         with self._changed:
-            if not self._is_open:
+            if not self._is_open or (data is not None and data is not self._data):
                 return
             self._is_open = False
             if self._ready is not None:
@@ -316,8 +321,8 @@ class SetDriver:
                     self._dispatch()
                 break
             counts, some, kept = program.divide(outputs)
-            rows += counts[0].shape[0]
-            self._bytes[worker.index][0] += program.bytes_pulled(counts)
+            rows += program.layout.num_rows(some)
+            self._bytes[worker.index][0] += program.bytes_pulled(counts, some)
             wires = some if wires is None else list(program.join(*wires, *some))
         if wires is not None:
             computed = ComputedSet(worker.index, program, wires, kept, delivered=program.pushes)

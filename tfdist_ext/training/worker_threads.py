@@ -100,7 +100,7 @@ class Worker:
         self.device = f"/job:worker/replica:0/task:{index}"
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.errands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.failures_in_a_row = 0
+        self.failures_in_a_row = self.connections_in_a_row = 0
         self.is_there = True
         self.is_slow = self.is_leaving = False
         self.calls: dict[int, tuple[Job, float]] = {}
@@ -248,6 +248,8 @@ class WorkerThreads:
             worker.answered = now
             if any(now - began > self.timeout_seconds for _, began in list(worker.calls.values())):
                 self._stop_waiting_for(worker, f"needs more than {self.timeout_seconds:g} s")
+        elif worker.is_there and not worker.calls and not listening(address):
+            self.submit(worker.index, _Probe())  # It died while it had nothing to do.
         elif now - worker.answered > self.timeout_seconds:
             self._stop_waiting_for(worker, "does not answer; its connections are cut")
             # Again and again, because TensorFlow connects again.
@@ -273,7 +275,7 @@ class WorkerThreads:
             try:
                 with compat.executing_on(executor), tf.device(worker.device):
                     job.run(worker)
-                worker.failures_in_a_row = 0
+                worker.failures_in_a_row = worker.connections_in_a_row = 0
             except Exception as error:
                 executor.clear_error()
                 del worker.calls[fetches]
@@ -334,13 +336,12 @@ class WorkerThreads:
         self._tell("worker_lost", worker.index)
         self._drain(worker)
         self._leave_out(worker)
-        pause, num_attempts = _FIRST_PAUSE_SECONDS, 0
+        pause = _FIRST_PAUSE_SECONDS * 2 ** min(worker.connections_in_a_row, 5)
         while not self._connected(worker):
-            if listening(self.address(worker.task)):
-                num_attempts += 1
-                self._give_up_alone(worker, num_attempts)
+            self._check_attempts(worker, error)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             time.sleep(pause)
+        self._check_attempts(worker, error)
         worker.incarnation += 1
         worker.answered = time.monotonic()
         worker.is_there, worker.is_slow = True, False
@@ -349,16 +350,18 @@ class WorkerThreads:
         events.emit("worker_returned", task=str(worker.task))
         self._tell("worker_joined", worker.index)
 
-    def _give_up_alone(self, worker: Worker, num_attempts: int) -> None:
+    def _check_attempts(self, worker: Worker, error: Exception) -> None:
         """Ends the training if nobody else is there and this one, though it listens, cannot be used."""
-        if num_attempts != _MOST_CONNECTIONS_IN_A_ROW or self.present():
+        if listening(self.address(worker.task)):
+            worker.connections_in_a_row += 1
+        if worker.connections_in_a_row < _MOST_CONNECTIONS_IN_A_ROW or self.present():
             return
         self._tell(
             "failed",
             errors.WorkersLostError(
-                f"Something listens at the address of {worker.task}, {self.address(worker.task)}, but {num_attempts} "
-                "connections in a row failed, and no other worker is there. See whether another program uses the port, "
-                "and start the worker again.",
+                f"{worker.task} at {self.address(worker.task)} listens, but {worker.connections_in_a_row} connections in "
+                f"a row were of no use, and no other worker is there. The last error: {_first_line(error)}. See whether "
+                "another program uses the port, and whether the worker can reach the ps.",
                 tasks=self.missing(),
             ),
         )
