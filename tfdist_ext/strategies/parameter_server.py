@@ -123,6 +123,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         Server", 2013.
     """
 
+    _server_def: Any = None
+
     def __init__(
         self,
         cluster_resolver=None,
@@ -165,9 +167,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         wait_for_tasks(specification, timeout_seconds=startup_timeout_seconds)
         resolver = clusters.as_tf_resolver(specification)
         super().__init__(resolver, variable_partitioner)
-        self._extended = ParameterServerExtended(self, resolver, variable_partitioner)
+        # Again, with an extended object of ours in place of TensorFlow's.
+        tf.distribute.Strategy.__init__(self, ParameterServerExtended(self, resolver, variable_partitioner))
         say_goodbye_at_exit(specification)
-        self.server_def = compat.whole_server_def()
+        self.server_def = ParameterServerStrategy._server_def
         self.patience_seconds = startup_timeout_seconds
         self._driver: Any = None
         self._threads: Any = None
@@ -200,7 +203,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         environment.set_variable("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "True")
         chief = f"/job:{coordinator_name}"
         filters = {"worker": ["/job:ps", chief], "ps": ["/job:ps", "/job:worker", chief]}
-        compat.connect_to_cluster(spec, self._cluster_resolver.rpc_layer or "grpc", filters)
+        if ParameterServerStrategy._server_def is None:
+            # Once a process: connecting again makes the variables of other strategies unusable.
+            compat.connect_to_cluster(spec, self._cluster_resolver.rpc_layer or "grpc", filters)
+            ParameterServerStrategy._server_def = compat.whole_server_def()
 
     @property
     def num_workers(self) -> int:

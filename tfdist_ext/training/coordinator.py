@@ -40,6 +40,12 @@ class PerWorkerIterator:
     def __init__(self, dataset: WorkerDataset):
         self.data: WorkerIterator = iter(dataset)
 
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise RuntimeError("The next batch is on a worker: call `next(iterator)` in the function you schedule.")
+
 
 class PerWorkerDataset:
     """A dataset on all workers; `iter` of it goes into `schedule(args=...)`."""

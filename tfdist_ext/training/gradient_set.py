@@ -155,63 +155,58 @@ class SetLayout:
         self._weight = self._add(weight, FIRST_PS)
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.tensors]
         # Gradients may be rounded on the way; counts and statistics are sums that must not be.
-        self._gradient_packing = Packing(specs[:num_gradients], self._devices[:num_gradients], wire_dtype)
-        self._other_packing = Packing(specs[num_gradients:], self._devices[num_gradients:])
-        self._num_gradients = num_gradients
-
-    @property
-    def groups(self) -> list:
-        """The groups in which the tensors travel."""
-        return [*self._gradient_packing.groups, *self._other_packing.groups]
+        shortened = [wire_dtype if index < num_gradients else None for index in range(len(specs))]
+        self.packing = Packing(specs, self._devices, shortened)
+        self._row_group = next(i for i, g in enumerate(self.packing.groups) if g.joined and g.device == FIRST_PS)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of what has a fixed size."""
-        return self._gradient_packing.num_bytes + self._other_packing.num_bytes
+        return self.packing.num_bytes
 
     @property
-    def row_widths(self) -> list[tuple[int, int]]:
-        """For each sparse gradient shard: its position among the wires and the bytes of a row with its number."""
+    def row_widths(self) -> list[tuple[keras.Variable, int, int]]:
+        """For each sparse gradient shard: its variable, its position among the wires, and the bytes of a row with its number."""
         widths = []
-        by_member = {g.members[0]: i for i, g in enumerate(self._gradient_packing.groups) if not g.joined}
-        for gradients in self._gradients:
-            for slot in gradients:
+        by_member = {g.members[0]: i for i, g in enumerate(self.packing.groups) if not g.joined}
+        for (_, variables), gradients in zip(self.applications, self._gradients, strict=True):
+            for variable, slot in zip(variables, gradients, strict=True):
                 for values, indices in slot.positions if isinstance(slot, _SparseSlot) else ():
-                    spec = self._gradient_packing.specs[values]
+                    spec = self.packing.specs[values]
                     row = spec.shape[1:].num_elements() * spec.dtype.size
-                    widths.append((by_member[values], row + self._gradient_packing.specs[indices].dtype.size))
+                    widths.append((variable, by_member[values], row + self.packing.specs[indices].dtype.size))
         return widths
 
-    def pack(self) -> list[tf.Tensor]:
-        """Returns the tensors to send, and forgets those of the trace."""
+    def pack(self, num_rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the tensors to send, and forgets those of the trace.
+
+        Args:
+            num_rows: Scalar, rows of the batch. One message is that much longer than its content, so that the chief, which
+                sees shapes only, knows the number without fetching it.
+        """
         tensors, self.tensors = self.tensors, []
-        return self.pack_here(tensors)
+        wires = []
+        for index, group in enumerate(self.packing.groups):
+            tail = [tf.zeros([tf.cast(num_rows, tf.int32)], group.carrier)] if index == self._row_group else []
+            wires.append(self.packing.pack_group(group, tensors, tail))
+        return wires
+
+    def num_rows(self, wires) -> int:
+        """Returns the rows of the batch that a set was computed on."""
+        return wires[self._row_group].shape[0] - self.packing.length(self.packing.groups[self._row_group])
 
     def unpack(self, wires: Sequence[tf.Tensor]) -> ReceivedSet:
         """Returns what arrived at the ps, each tensor on its variable's."""
-        split = len(self._gradient_packing.groups)
-        received: list = [None] * (len(self._gradient_packing.specs) + len(self._other_packing.specs))
-        for packing, start, some in (
-            (self._gradient_packing, 0, wires[:split]),
-            (self._other_packing, self._num_gradients, wires[split:]),
-        ):
-            for group, wire in zip(packing.groups, some, strict=True):
-                with tf.device(group.device):
-                    for member, part in zip(group.members, packing.unpack_group(group, wire), strict=True):
-                        received[start + member] = part
+        received: list = [None] * len(self.packing.specs)
+        for group, wire in zip(self.packing.groups, wires, strict=True):
+            with tf.device(group.device):
+                for member, part in zip(group.members, self.packing.unpack_group(group, wire), strict=True):
+                    received[member] = part
         return ReceivedSet(self, received)
 
     def unpack_here(self, wires: Sequence[tf.Tensor]) -> ReceivedSet:
         """Like `unpack`, on the device that runs it."""
-        split = len(self._gradient_packing.groups)
-        parts = self._gradient_packing.unpack(wires[:split]) + self._other_packing.unpack(wires[split:])
-        return ReceivedSet(self, parts)
-
-    def pack_here(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Packs all tensors of a set that was changed."""
-        return self._gradient_packing.pack(tensors[: self._num_gradients]) + self._other_packing.pack(
-            tensors[self._num_gradients :]
-        )
+        return ReceivedSet(self, self.packing.unpack(wires))
 
     def _add(self, tensor, device: str) -> int:
         self.tensors.append(tensor)

@@ -68,7 +68,7 @@ class PullPlan:
         self.packing = Packing(
             [tf.TensorSpec(v._value.shape, v._value.dtype) for v in self.variables],
             [v._value.device for v in self.variables],
-            wire_dtype,
+            [wire_dtype] * len(self.variables),
         )
 
     def read_on_ps(self) -> list[tf.Tensor]:

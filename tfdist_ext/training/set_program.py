@@ -113,11 +113,15 @@ class SetProgram:
         self.uses_draw = self.uses_draw or frame.drew
         if self.layout is None:
             self.layout, self.pulled = layout, pulled
-        outputs = layout.pack()
+        outputs = layout.pack(rows)
         if self.pushes:
-            outputs = _on_their_ps(layout.groups, outputs)
-        # Shapes alone tell the chief the rows of the batch and of each table: nothing has to be fetched.
-        counts = [tf.zeros([tf.cast(rows, tf.int32), 0], tf.bool), *(t.count for t in pulled.touched)]
+            outputs = _on_their_ps(layout.packing.groups, outputs)
+        # Shapes alone tell the chief how many rows of a table were pulled. Where they are those whose gradients are
+        # pushed, nothing more need be returned.
+        trained = {id(variable) for variable, _, _ in layout.row_widths}
+        twice = len({id(t.variable) for t in pulled.touched}) < len(pulled.touched)
+        self._counted = [t for t in pulled.touched if twice or id(t.variable) not in trained]
+        counts = [t.count for t in self._counted]
         self.num_counts = len(counts)
         self.num_wires = len(outputs)
         kept = []
@@ -138,21 +142,30 @@ class SetProgram:
 
             def join(*wires):
                 first, second = (self.layout.unpack_here(w) for w in (wires[: len(specs)], wires[len(specs) :]))
-                return self.layout.pack_here(gradient_set.joined(first, second))
+                return self.layout.packing.pack(gradient_set.joined(first, second))
 
             self._join = tf.function(join, autograph=False).get_concrete_function(*specs, *specs)
         return self._join
 
-    def bytes_pulled(self, counts) -> int:
+    def bytes_pulled(self, counts, wires) -> int:
         """Returns the bytes of the variables that one compute pulled, row numbers included."""
         dense = 0 if self._caches else self.plan.packing.num_bytes
         dense += sum(v.shape.num_elements() * v._value.dtype.size for v in self.pulled.large_read)
-        touched = zip(counts[1:], self.pulled.touched, strict=True)
-        return dense + sum(count.shape[0] * (rows.row_bytes + rows.id_bytes) for count, rows in touched)
+        counted = sum(
+            count.shape[0] * (t.row_bytes + t.id_bytes) for count, t in zip(counts, self._counted, strict=True)
+        )
+        seen = {id(t.variable) for t in self._counted}
+        tables = {id(t.variable) for t in self.pulled.touched} - seen
+        pushed = sum(
+            wires[position].shape[0] * width
+            for variable, position, width in self.layout.row_widths
+            if id(variable) in tables
+        )
+        return dense + counted + pushed
 
     def bytes_pushed(self, wires) -> int:
         """Returns the bytes of a set on its way to the ps, row numbers included."""
-        rows = sum(wires[position].shape[0] * width for position, width in self.layout.row_widths)
+        rows = sum(wires[position].shape[0] * width for _, position, width in self.layout.row_widths)
         return self.layout.num_bytes + rows
 
     # --- deliver: from a worker to the ps --------------------------------------------------------------------------
@@ -160,7 +173,7 @@ class SetProgram:
     def deliver(self):
         """`(*wires) -> wires`, the same tensors on their ps."""
         if self._deliver is None:
-            groups = self.layout.groups
+            groups = self.layout.packing.groups
 
             def deliver(*wires):
                 return _on_their_ps(groups, wires)
@@ -221,7 +234,7 @@ class SetProgram:
                 return outputs
 
     def _pinned(self, tensors):
-        groups = [*self.layout.groups]
+        groups = self.layout.packing.groups
         wires = _on_their_ps(groups, tensors[: self.num_wires])
         kept = tensors[self.num_wires :]
         return wires + (_on_their_ps(self.plan.packing.groups, kept) if kept else [])
