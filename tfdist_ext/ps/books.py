@@ -40,6 +40,7 @@ class Books:
         self._push_every_steps = push_every_steps
         self._clock = clock
         self._num_arrived = 0
+        self._held: collections.Counter[int] = collections.Counter()
         self._draws: collections.Counter[int] = collections.Counter()
 
     def start(self, choice: Choice) -> Dispatch:
@@ -65,7 +66,8 @@ class Books:
         )
         self.num_sets += 1
         self._draws[record.base_version] += 1
-        self.sets[record.set_id] = state.unapplied[record.set_id] = worker.computing = record
+        self.sets[record.set_id] = worker.computing = record
+        state.mark(record, Status.IN_FLIGHT)
         statistics = self.statistics.of(choice.worker)
         statistics.dispatched += 1
         if worker.idle_since is not None:
@@ -81,7 +83,8 @@ class Books:
             record.leases.confirm(batch)
         record.rows, record.weight = rows, weight
         if record.status is Status.IN_FLIGHT:
-            record.status, record.order = Status.ARRIVED, self._num_arrived
+            record.order = self._num_arrived
+            self._state.mark(record, Status.ARRIVED)
             self._num_arrived += 1
         elif record.status is Status.DROPPED:
             self.statistics.of(record.worker).rows_dropped += rows
@@ -168,8 +171,9 @@ class Books:
     def count_held(self) -> None:
         """Counts the sets held now."""
         held = collections.Counter(record.worker for record in self._state.with_status(Status.HELD))
-        for worker, statistics in self.statistics.workers.items():
-            statistics.held = held[worker]
+        for worker in {*held, *self._held}:
+            self.statistics.of(worker).held = held[worker]
+        self._held = held
 
     def verdict(self, record: SetRecord) -> Verdict:
         """What has become of a set that came."""
@@ -195,7 +199,6 @@ class Books:
         )
 
     def _settle_as(self, record: SetRecord, status: Status) -> None:
-        record.status = status
-        self._state.unapplied.pop(record.set_id, None)
+        self._state.mark(record, status)
         if self._state.workers[record.worker].computing is not record:
             self.sets.pop(record.set_id, None)

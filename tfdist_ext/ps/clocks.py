@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tfdist_ext.ps.leases import Batch
 from tfdist_ext.ps.rule import Choice, Drop
 from tfdist_ext.ps.sentences import name_batches, name_workers, nobody_computes
 from tfdist_ext.ps.state import SetRecord, State, Status
@@ -31,22 +32,22 @@ class FreeRule:
 
     def choices(self, state: State) -> Iterator[Choice]:
         """Every idle worker starts, in the order of the dataset."""
-        while True:
-            candidates = []
-            for worker in state.idle() if state.has_room() else ():
-                batch = state.leases.peek(worker)
-                if batch is not None and self._may_start(state, worker):
-                    candidates.append((state.leases.index(batch), worker, batch))
-            if not candidates:
+        while candidates := self._candidates(state):
+            for _, worker, batch in sorted(candidates):
+                if not state.has_room():
+                    return
+                if state.leases.peek(worker) != batch:
+                    # The one before took it.
+                    break
+                self._starts(state, worker)
+                yield Choice(worker, batch, refresh=state.base_for(worker)[1])
+            else:
                 return
-            _, worker, batch = min(candidates)
-            self._starts(state, worker)
-            yield Choice(worker, batch, refresh=state.base_for(worker)[1])
 
     def settle(self, state: State) -> list[Drop]:
         """Admits what has arrived."""
         for record in state.with_status(Status.ARRIVED):
-            record.status = Status.ADMITTED
+            state.mark(record, Status.ADMITTED)
         return []
 
     def next_apply(self, state: State) -> list[SetRecord]:
@@ -69,8 +70,13 @@ class FreeRule:
         names = ", ".join(f"worker {record.worker} ({name_batches(record)})" for record in flying)
         return f"Step {state.version} waits for {names}."
 
-    def _may_start(self, state: State, worker: int) -> bool:
-        return True
+    def _candidates(self, state: State) -> list[tuple[int, int, Batch]]:
+        """Who may start, as (global index, worker, batch)."""
+        found = [(worker, state.leases.peek(worker)) for worker in self._may_start(state)]
+        return [(state.leases.index(batch), worker, batch) for worker, batch in found if batch is not None]
+
+    def _may_start(self, state: State) -> list[int]:
+        return state.idle()
 
     def _starts(self, state: State, worker: int) -> None:
         pass
@@ -121,8 +127,8 @@ class ClockRule(FreeRule):
     def waiting_for(self, state: State) -> str:
         """Names the slowest, and who is kept waiting by them."""
         clocks = self.clocks(state)
-        blocked = [worker for worker in state.idle() if state.leases.peek(worker) and worker in clocks]
-        blocked = [worker for worker in blocked if not self._may_start(state, worker)]
+        free = set(self._may_start(state))
+        blocked = [worker for worker in state.idle() if worker in clocks and worker not in free]
         if not blocked:
             return super().waiting_for(state)
         lowest = min(clocks.values())
@@ -132,10 +138,10 @@ class ClockRule(FreeRule):
             f"{name_workers(slowest)}, done with {lowest}."
         )
 
-    def _may_start(self, state: State, worker: int) -> bool:
+    def _may_start(self, state: State) -> list[int]:
         clocks = self.clocks(state)
-        lowest = min(clocks.values(), default=math.inf)
-        return lowest >= self._clock_to_start(clocks, worker) - self._max_staleness
+        latest = min(clocks.values(), default=math.inf) + self._max_staleness
+        return [worker for worker in state.idle() if self._clock_to_start(clocks, worker) <= latest]
 
     def _starts(self, state: State, worker: int) -> None:
         self._clocks[worker] = self._clock_to_start(self.clocks(state), worker)

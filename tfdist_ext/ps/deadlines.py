@@ -92,13 +92,13 @@ class DeadlineRule:
         """Admits what may be applied now, holds the rest; a held set does not become admitted again."""
         limit = self._limit(state)
         for record in state.with_status(Status.ARRIVED, Status.ADMITTED):
-            record.status = Status.ADMITTED if self._deadline(record) <= limit else Status.HELD
+            state.mark(record, Status.ADMITTED if self._deadline(record) <= limit else Status.HELD)
         return []
 
     def next_apply(self, state: State) -> list[SetRecord]:
         """The arrived set of the oldest base that may be applied."""
         limit = self._limit(state)
-        arrived = [record for record in state.unapplied.values() if record.has_arrived]
+        arrived = state.with_status(Status.ARRIVED, Status.HELD, Status.ADMITTED)
         oldest = min(arrived, key=lambda record: (record.base_version, record.set_id), default=None)
         return [oldest] if oldest is not None and self._deadline(oldest) <= limit else []
 

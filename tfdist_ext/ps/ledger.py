@@ -248,7 +248,7 @@ class Ledger:
         sets = tuple(self._books.admitted(record, total) for record in records)
         self._apply = Apply(self.version, sets, factor(self._damping, max(one.staleness for one in sets)))
         for record in records:
-            record.status = Status.APPLYING
+            state.mark(record, Status.APPLYING)
         state.applying = records
         self._settle()
         return self._apply
@@ -278,7 +278,7 @@ class Ledger:
             if record.set_id in lost_set_ids or not worker.live or worker.incarnation != record.incarnation:
                 self._books.lose(record, "it could not be pulled")
             else:
-                record.status = Status.ADMITTED
+                self._state.mark(record, Status.ADMITTED)
         self._settle()
 
     def overdue(self, now: float, timeout_seconds: float) -> list[int]:

@@ -15,6 +15,7 @@ References:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from tfdist_ext.ps.leases import Batch
@@ -66,9 +67,12 @@ class RoundRule:
         """Fills the empty slots of the open round with the free workers."""
         if state.applying or self._has_quorum(state):
             return
-        occupied = self._occupied(state)
+        free = state.free()
+        occupied = self._occupied(state) if free else {}
+        if not free or len(occupied) == self._num_slots:
+            return
         orphans = self._orphans(state)
-        for worker in state.free():
+        for worker in free:
             place = self._place(state, worker, occupied, orphans)
             if place is not None:
                 slot, batch = place
@@ -79,21 +83,22 @@ class RoundRule:
         """Admits the sets that fill a slot, holds the others, drops those too old for this round."""
         if state.applying:
             for record in state.with_status(Status.ARRIVED):
-                record.status = Status.HELD
+                state.mark(record, Status.HELD)
             return []
-        drops = [
-            Drop(record, f"late: step {record.base_version} went on without it")
-            for record in state.unapplied.values()
-            if state.version - record.base_version > self._max_staleness
-        ]
+        # Bases grow in order of dispatch: the oldest come first.
+        old = itertools.takewhile(
+            lambda record: state.version - record.base_version > self._max_staleness,
+            state.unapplied.values(),
+        )
+        drops = [Drop(record, f"late: step {record.base_version} went on without it") for record in old]
         too_old = {drop.record.set_id for drop in drops}
         arrived = state.with_status(Status.ARRIVED, Status.HELD)
-        occupied = self._occupied(state)
+        occupied = self._occupied(state) if arrived else {}
         for record in sorted(arrived, key=lambda record: (record.base_version, record.order)):
             if record.set_id in too_old:
                 continue
             slot = None if self._has_quorum(state) else self._slot_of(record, state, occupied)
-            record.status = Status.HELD if slot is None else Status.ADMITTED
+            state.mark(record, Status.HELD if slot is None else Status.ADMITTED)
             if slot is not None:
                 occupied[slot] = record.worker
                 record.round_slot = slot
@@ -130,7 +135,7 @@ class RoundRule:
         return min(self._quorum, len(state.active())) if self._shrinks else self._quorum
 
     def _has_quorum(self, state: State) -> bool:
-        return len(state.with_status(Status.ADMITTED)) >= max(1, self._size(state))
+        return state.num_with_status(Status.ADMITTED) >= max(1, self._size(state))
 
     def _can_grow(self, state: State) -> bool:
         """Whether one more slot of the open round may still be filled, now or by who is busy."""
@@ -150,12 +155,11 @@ class RoundRule:
 
     def _occupied(self, state: State) -> dict[int, int]:
         """Slot to worker, of the slots that are filled or that somebody computes for."""
-        return {
-            record.round_slot: record.worker
-            for record in state.unapplied.values()
-            if record.status is Status.ADMITTED
-            or (record.status is Status.IN_FLIGHT and record.base_version == state.version)
-        }
+        slots = {record.round_slot: record.worker for record in state.with_status(Status.ADMITTED)}
+        for record in state.with_status(Status.IN_FLIGHT):
+            if record.base_version == state.version:
+                slots[record.round_slot] = record.worker
+        return slots
 
     def _orphans(self, state: State) -> list[int]:
         """Slots whose worker is not there."""

@@ -1,11 +1,12 @@
 """What does a rule see when it decides?
 
-Plain records. The ledger alone changes them; a rule reads them, and may set `status` of an arrived set to
-ADMITTED or HELD, and `round_slot`.
+Plain records. The ledger alone changes them; a rule reads them, and may `mark` an arrived set as ADMITTED or
+HELD, and set its `round_slot`.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import math
@@ -25,6 +26,9 @@ class Status(enum.Enum):
     DROPPED = "dropped"
     LOST = "lost"
     VOID = "of a batch that does not exist"
+
+
+_FINAL = (Status.APPLIED, Status.DROPPED, Status.LOST, Status.VOID)
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,6 +127,18 @@ class State:
     workers: dict[int, WorkerRecord] = dataclasses.field(default_factory=dict)
     unapplied: dict[int, SetRecord] = dataclasses.field(default_factory=dict)
     applying: list[SetRecord] = dataclasses.field(default_factory=list)
+    _by_status: dict[Status, dict[int, SetRecord]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(dict)
+    )
+
+    def mark(self, record: SetRecord, status: Status) -> None:
+        """Moves a set to another state; it is unapplied until that one is final."""
+        self._by_status[record.status].pop(record.set_id, None)
+        record.status = status
+        if status in _FINAL:
+            self.unapplied.pop(record.set_id, None)
+        else:
+            self.unapplied[record.set_id] = self._by_status[status][record.set_id] = record
 
     def active(self) -> list[int]:
         """The workers that can be given work, now or later."""
@@ -138,16 +154,16 @@ class State:
 
     def idle(self) -> list[int]:
         """The free workers that do not wait for a set of theirs to be applied."""
-        waiting = {
-            record.worker
-            for record in self.unapplied.values()
-            if record.status in (Status.ADMITTED, Status.APPLYING)
-        }
+        waiting = {record.worker for record in self.with_status(Status.ADMITTED, Status.APPLYING)}
         return [index for index in self.free() if index not in waiting]
 
     def with_status(self, *statuses: Status) -> list[SetRecord]:
-        """The unapplied sets in one of these states, in order of dispatch."""
-        return [record for record in self.unapplied.values() if record.status in statuses]
+        """The unapplied sets in one of these states, in the order in which they came into it."""
+        return [record for status in statuses for record in self._by_status[status].values()]
+
+    def num_with_status(self, status: Status) -> int:
+        """How many sets are in this state."""
+        return len(self._by_status[status])
 
     def has_room(self) -> bool:
         """Whether one more set can be applied within the epoch, at one set a step."""
