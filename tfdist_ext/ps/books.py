@@ -152,6 +152,15 @@ class Books:
         record.reason = reason
         self._settle_as(record, Status.LOST)
 
+    def lose_all_of(self, worker: int) -> None:
+        """All that a worker computes and holds is gone; what is being applied is not decided here."""
+        for record in list(self._state.unapplied.values()):
+            if record.worker == worker and record.status is not Status.APPLYING:
+                self.lose(record, f"worker {worker} was lost")
+        computing = self._state.workers[worker].computing
+        if computing is not None:
+            self.sets.pop(computing.set_id, None)
+
     def apply(self, record: SetRecord) -> None:
         """A set is part of the update that leads from the current version to the next."""
         statistics = self.statistics.of(record.worker)

@@ -146,6 +146,7 @@ class Ledger:
         if worker in self._state.workers and self._state.workers[worker].live:
             self.lost(worker)
         record = self._state.workers.setdefault(worker, WorkerRecord())
+        self._state.workers = dict(sorted(self._state.workers.items()))
         record.live = True
         record.incarnation += 1
         self.statistics.of(worker).num_joined += 1
@@ -157,11 +158,7 @@ class Ledger:
         record = self._state.workers.get(worker)
         if record is None or not record.live:
             return
-        for of_worker in list(self._state.unapplied.values()):
-            if of_worker.worker == worker and of_worker.status is not Status.APPLYING:
-                self._books.lose(of_worker, f"worker {worker} was lost")
-        if record.computing is not None:
-            self._books.sets.pop(record.computing.set_id, None)
+        self._books.lose_all_of(worker)
         self._state.workers[worker] = WorkerRecord(incarnation=record.incarnation)
         self._lease()
         self._settle()

@@ -106,9 +106,9 @@ class RoundRule:
 
     def next_apply(self, state: State) -> list[SetRecord]:
         """The admitted sets in slot order, once they are a quorum."""
-        admitted = sorted(state.with_status(Status.ADMITTED), key=lambda record: record.round_slot)
+        admitted = state.with_status(Status.ADMITTED)
         if admitted and (self._has_quorum(state) or not self._can_grow(state)):
-            return admitted
+            return sorted(admitted, key=lambda record: record.round_slot)
         return []
 
     def on_applied(self, state: State, records: list[SetRecord]) -> None:
@@ -139,9 +139,11 @@ class RoundRule:
 
     def _can_grow(self, state: State) -> bool:
         """Whether one more slot of the open round may still be filled, now or by who is busy."""
-        occupied = self._occupied(state)
         flying = state.with_status(Status.IN_FLIGHT)
-        if any(self._slot_of(record, state, occupied, landing=True) is not None for record in flying):
+        if any(record.base_version == state.version for record in flying):
+            return True
+        occupied = self._occupied(state)
+        if any(self._slot_of(record, state, occupied) is not None for record in flying):
             return True
         active, orphans = state.active(), self._orphans(state)
         if not active and not self._shrinks:
@@ -165,13 +167,10 @@ class RoundRule:
         """Slots whose worker is not there."""
         return [slot for slot in range(self._num_slots) if not state.is_active(slot)]
 
-    def _slot_of(
-        self, record: SetRecord, state: State, occupied: dict[int, int], landing: bool = False
-    ) -> int | None:
+    def _slot_of(self, record: SetRecord, state: State, occupied: dict[int, int]) -> int | None:
         """The slot a set fills in the open round; one that comes late takes its worker's slot if it can."""
         if record.base_version == state.version:
-            free = landing or record.slot not in occupied
-            return record.slot if free else None
+            return None if record.slot in occupied else record.slot
         own = [record.worker] if record.worker < self._num_slots else []
         return next((slot for slot in [*own, record.slot] if slot not in occupied), None)
 

@@ -114,7 +114,7 @@ class State:
         version: Updates applied so far.
         steps_left: Updates that may still be applied in this epoch, the one being applied included; infinity
             if only the data ends it.
-        workers: Every worker ever seen, by index.
+        workers: Every worker ever seen, in the order of their indices.
         unapplied: Every set that may still be applied, in order of dispatch.
         applying: The sets being applied, empty if none is.
     """
@@ -142,7 +142,7 @@ class State:
 
     def active(self) -> list[int]:
         """The workers that can be given work, now or later."""
-        return sorted(index for index, worker in self.workers.items() if worker.active)
+        return [index for index, worker in self.workers.items() if worker.live and not worker.stalled]
 
     def is_active(self, worker: int) -> bool:
         """Whether a worker can be given work, now or later."""
