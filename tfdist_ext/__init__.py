@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         Synchronous,
     )
     from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
-    from tfdist_ext.training import ClusterCoordinator
+    from tfdist_ext.training import ClusterCoordinator, DelayCompensation, UpdateLogs
 
 __version__ = "0.1.0"
 
@@ -64,6 +64,8 @@ _MODULE_OF = {
     "MirroredStrategy": "tfdist_ext.training",
     "MultiWorkerMirroredStrategy": "tfdist_ext.training",
     "ClusterCoordinator": "tfdist_ext.training",
+    "DelayCompensation": "tfdist_ext.training",
+    "UpdateLogs": "tfdist_ext.training",
     "ParameterServerStrategy": "tfdist_ext.training",
     "Asynchronous": "tfdist_ext.ps",
     "BoundedStaleness": "tfdist_ext.ps",
@@ -82,6 +84,7 @@ __all__ = [
     "CollectiveError",
     "CollectiveTimeoutError",
     "ConfigurationMismatchError",
+    "DelayCompensation",
     "ExponentialStaleness",
     "HyperbolicStaleness",
     "InverseStaleness",
@@ -94,6 +97,7 @@ __all__ = [
     "StartupTimeoutError",
     "Synchronous",
     "TfdistError",
+    "UpdateLogs",
     "WorkersLostError",
     "cluster",
     "collectives",

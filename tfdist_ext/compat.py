@@ -363,6 +363,18 @@ def let_keras_variables_be_sharded() -> None:
         return original_array(self, dtype)
 
     keras.Variable.__array__ = array
+    overwrite = KerasTensorFlowOptimizer._overwrite_model_variables_with_average_value
+
+    def overwrite_with_average(self, trainable_variables):
+        average_of = dict(zip(map(id, self._trainable_variables), self._model_variables_moving_average, strict=True))
+        sharded = [v for v in trainable_variables if isinstance(getattr(v, "_value", None), ShardedVariable)]
+        if not sharded:
+            overwrite(self, trainable_variables)
+            return
+        for variable in trainable_variables:
+            variable.assign(average_of[id(variable)])
+
+    KerasTensorFlowOptimizer._overwrite_model_variables_with_average_value = overwrite_with_average
     serialize, restore = keras.Variable._serialize_to_tensors, keras.Variable._restore_from_tensors
 
     def serialize_to_tensors(self):

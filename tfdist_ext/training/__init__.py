@@ -5,18 +5,22 @@ Importing this folder installs the bridge to Keras.
 
 from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from tfdist_ext.training.coordinator import ClusterCoordinator
+from tfdist_ext.training.delay_compensation import DelayCompensation
 from tfdist_ext.training.keras_bridge import install
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
+from tfdist_ext.training.update_logs import UpdateLogs
 
 install()
 
 __all__ = [
     "ClusterCoordinator",
+    "DelayCompensation",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "PredictStep",
     "TestStep",
     "TrainStep",
+    "UpdateLogs",
     "install",
 ]

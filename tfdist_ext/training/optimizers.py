@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import tensorflow as tf
 
@@ -35,6 +37,25 @@ def after(gradients):
     """
     tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     return tf.control_dependencies([] if tf.executing_eagerly() else tensors)
+
+
+@contextlib.contextmanager
+def counting_atomically(optimizer):
+    """Lets workers that apply at the same time count every step, under TensorFlow's own coordinator.
+
+    A Keras variable reads, adds and writes back; between the two another worker may have counted too.
+    """
+    iterations = getattr(optimizer, "_iterations", None)
+    strategy = tf.distribute.get_strategy()
+    shares_counter = isinstance(strategy, tf.distribute.ParameterServerStrategy) and iterations is not None
+    if not shares_counter or "assign_add" in vars(iterations):
+        yield
+        return
+    object.__setattr__(iterations, "assign_add", lambda value: iterations._value.assign_add(value))
+    try:
+        yield
+    finally:
+        object.__delattr__(iterations, "assign_add")
 
 
 def build_if_needed(optimizer, variables) -> None:
@@ -107,7 +128,8 @@ def dispatch(original):
     def apply_or_record(self, grads, trainable_variables=None):
         frame = frames.current_frame()
         if frame is None:
-            return original(self, grads, trainable_variables)
+            with counting_atomically(self):
+                return original(self, grads, trainable_variables)
         recorder = frame.recorder
         if frame.num_slots == 1 and recorder is None:
             with after(grads):

@@ -168,6 +168,7 @@ class OrderedReader:
             try:
                 result = self._on_worker(worker, worker.reader.at(self._data, batch.shard, batch.position))
             except tf.errors.OutOfRangeError:
+                worker.executor.clear_error()  # Else the next call would fail for it.
                 exists = False
         with self._changed:
             if self._jobs.get(worker.index) is not job:

@@ -100,6 +100,20 @@ def scaled_learning_rate(optimizer, factor):
         yield
 
 
+def check_can_shard(optimizer, variables) -> None:
+    """Refuses settings of an optimizer that need a sharded variable in one piece.
+
+    Raises:
+        ValueError: Gradient accumulation.
+    """
+    sharded = [variable.path for variable in variables if is_sharded(variable)]
+    if sharded and optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            f"`gradient_accumulation_steps` cannot be combined with the sharded variable `{sharded[0]}`. Let workers sum the "
+            "gradients of several batches instead: ParameterServerStrategy(push_every_steps=...)."
+        )
+
+
 def _check_elementwise(optimizer, variable):
     if isinstance(optimizer, _NOT_ELEMENTWISE):
         raise ValueError(

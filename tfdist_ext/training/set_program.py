@@ -48,6 +48,7 @@ class SetProgram:
         self.pulled: Pulled | None = None
         self.uses_draw = False
         self._commits: dict = {}
+        self._means: dict = {}
         self._deliver = self._join = None
         self.plan = PullPlan(variables, strategy.wire_dtype)
         self.fetch = None
@@ -226,7 +227,7 @@ class SetProgram:
                 logs = gradient_set.draw_logs(self.layout, received, shares, updated)
                 outputs = self._packed_logs(logs)
                 for application in range(len(self.layout.applications)):
-                    self._apply(application, received, shares, factor, kept)
+                    self._apply(application, received, shares, factor, kept, is_fresh)
                 for variable, value in updated:
                     variable.assign(value)
                 if self._trains:
@@ -239,7 +240,7 @@ class SetProgram:
         kept = tensors[self.num_wires :]
         return wires + (_on_their_ps(self.plan.packing.groups, kept) if kept else [])
 
-    def _apply(self, application, received, shares, factor, kept):
+    def _apply(self, application, received, shares, factor, kept, is_fresh):
         optimizer, variables = self.layout.applications[application]
         parts, whole = {}, []
         for index, variable in enumerate(variables):
@@ -247,14 +248,15 @@ class SetProgram:
             gradient = gradient_set.sharded_whole(per_shard)
             parts[id(gradient)] = per_shard
             whole.append(gradient)
-        if self._compensation is not None:
-            whole = self._compensation.compensate(whole, variables, self.plan, kept)
+        if self._compensation is not None and not is_fresh:
+            whole = self._compensation.compensate(whole, variables, self.plan, kept, self._means)
 
         def gradients_of(variable, gradient):
             known = parts.get(id(gradient))
             return known if known is not None else gradient_set.split_whole(variable, gradient)
 
         inner = getattr(optimizer, "inner_optimizer", optimizer)
+        row_update.check_can_shard(inner, variables)
         with contextlib.ExitStack() as stack:
             if any(is_sharded(v) or isinstance(g, tf.IndexedSlices) for g, v in zip(whole, variables, strict=True)):
                 stack.enter_context(row_update.updating_shards_and_rows(inner, gradients_of))
