@@ -310,6 +310,11 @@ def executing_on(executor):
     return eager_context.executor_scope(executor)
 
 
+def forget_error() -> None:
+    """Clears the error of this thread's executor, which the next operations would fail with otherwise."""
+    eager_context.context().executor.clear_error()
+
+
 def record_read(variable, value) -> None:
     """Tells the active gradient tapes that `value` is what reading `variable` gave.
 

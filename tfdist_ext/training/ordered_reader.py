@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfdist_ext import errors
+from tfdist_ext import compat, errors
 from tfdist_ext.ps import Batch, Leases
 from tfdist_ext.training.worker_threads import Worker, WorkerThreads
 
@@ -168,7 +168,7 @@ class OrderedReader:
             try:
                 result = self._on_worker(worker, worker.reader.at(self._data, batch.shard, batch.position))
             except tf.errors.OutOfRangeError:
-                worker.executor.clear_error()  # Else the next call would fail for it.
+                compat.forget_error()
                 exists = False
         with self._changed:
             if self._jobs.get(worker.index) is not job:

@@ -387,5 +387,5 @@ def _compute_batch(worker: Worker, data, batch, program, cached, draw):
     try:
         return program.compute_next(worker.reader.at(data, batch.shard, batch.position), cached, draw)
     except tf.errors.OutOfRangeError:
-        worker.executor.clear_error()  # Else the next call would fail for it.
+        compat.forget_error()
         return None
