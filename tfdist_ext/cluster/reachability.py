@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -164,14 +165,25 @@ def hang_up(address: str) -> None:
     except OSError:
         return
     for number in numbers:
+        if not stat.S_ISSOCK(_mode_of(number)):
+            continue
         try:
             # A number may be closed and used again meanwhile; the copy stays what it is.
             with socket.socket(fileno=os.dup(number)) as connection:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
                 peer = connection.getpeername()
                 if peer[1] == port and peer[0].removeprefix("::ffff:") in places:
                     connection.shutdown(socket.SHUT_RDWR)
-        except (OSError, IndexError, AttributeError, TypeError):
-            continue  # No socket, not connected, or not of the internet.
+        except OSError:
+            continue  # Closed meanwhile, or not connected.
+
+
+def _mode_of(number: int) -> int:
+    try:
+        return os.fstat(number).st_mode
+    except OSError:
+        return 0
 
 
 def wait_for_tasks(
