@@ -47,6 +47,8 @@ class Frame:
         draw: Scalar int64 tensor in place of `slot` for random streams, where it is known only when the step runs.
         drew: True once a random stream asked for `draw`.
         pulled: The variables that a worker pulled from parameter servers, or None.
+        round_size: Sets of a step under parameter servers, as far as it is known before they are there.
+        reductions: There, how each loss was reduced: `("sum" | "mean" | "own", denominator or None)`.
     """
 
     strategy: Any
@@ -63,6 +65,8 @@ class Frame:
     draw: tf.Tensor | None = None
     drew: bool = False
     pulled: Any = None
+    round_size: int = 1
+    reductions: list = dataclasses.field(default_factory=list)
 
     @property
     def weighs_total(self) -> bool:

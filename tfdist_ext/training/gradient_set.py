@@ -406,8 +406,15 @@ def _log_of_sets(values, shares):
     return tf.add_n(values) if values[0].dtype.is_integer else values[0]
 
 
-def shares_of(sets: Sequence[ReceivedSet]):
-    """Returns the function of a set's position and a dtype that gives its part of the step's rows; None for one set."""
+def shares_of(sets: Sequence[ReceivedSet], fixed_share: float | None = None):
+    """Returns the function of a set's position and a dtype that gives its part of the step; None for all of it.
+
+    Args:
+        sets: The sets in slot order.
+        fixed_share: The share of every set, where losses are sums and were multiplied by its inverse.
+    """
+    if fixed_share is not None:
+        return lambda position, dtype: tf.constant(fixed_share, dtype)
     if len(sets) == 1:
         return None
     with tf.device(FIRST_PS):

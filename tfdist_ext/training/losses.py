@@ -49,6 +49,9 @@ def _wrap(owner, name: str, replacement) -> None:
 def _reduce_weighted_values(
     original, values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
 ):
+    frame = frames.current_frame()
+    if frame is not None and frame.pulled is not None:
+        return _loss_of_a_set(frame, original, values, sample_weight, mask, reduction, dtype)
     frame = frames.distributed_frame()
     if frame is None:
         return original(values, sample_weight, mask, reduction, dtype)
@@ -72,6 +75,38 @@ def _reduce_weighted_values(
     if not is_number and (reduction == "sum" or summed_by_the_tape):
         return tf.math.divide_no_nan(loss, tf.cast(frame.share, loss.dtype))
     return loss
+
+
+def _loss_of_a_set(frame, original, values, sample_weight, mask, reduction, dtype):
+    """Reduces a loss on a worker of parameter servers, and notes how sets of a round then add up.
+
+    The sets of a round are averaged by rows. A sum over rows is multiplied by their number, so that it comes out whole.
+    """
+    loss = original(values, sample_weight, mask, reduction, dtype)
+    if reduction == "sum" and len(values.shape):
+        frame.reductions.append(("sum", None))
+        return loss * frame.round_size if frame.round_size > 1 else loss
+    denominator = _own_denominator(values, sample_weight, mask, reduction, dtype)
+    frame.reductions.append(("mean", None) if denominator is None else ("own", denominator))
+    return loss
+
+
+def are_all_sums(frame) -> bool:
+    """Returns True where every loss of a set is a sum over its rows."""
+    return {kind for kind, _ in frame.reductions} == {"sum"}
+
+
+def weight_of_set(frame, num_rows):
+    """Returns how much a set counts beside the others of its round, as a scalar float64 tensor.
+
+    Args:
+        frame: Frame in which its losses were reduced.
+        num_rows: Scalar, rows of its batch.
+    """
+    kinds = {kind for kind, _ in frame.reductions}
+    if kinds == {"own"} and len(frame.reductions) == 1:
+        return tf.cast(tf.stop_gradient(frame.reductions[0][1]), tf.float64)
+    return tf.cast(num_rows, tf.float64)
 
 
 def _own_denominator(values, sample_weight, mask, reduction, dtype):

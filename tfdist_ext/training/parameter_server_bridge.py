@@ -209,6 +209,7 @@ def training_options(strategy) -> dict:
         "pushes": always_admitted and strategy.push_every_steps == 1,
         "caches": strategy.fetch_every_steps > 1 or strategy.push_every_steps > 1,
         "compensation": strategy.delay_compensation,
+        "round_size": strategy.num_workers - policy.num_backup_workers if isinstance(policy, Synchronous) else 1,
     }
 
 

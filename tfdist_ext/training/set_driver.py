@@ -222,6 +222,8 @@ class SetDriver:
             self._check_patience(now - started)
 
     def _check(self) -> None:
+        if isinstance(self._error, errors.ParameterServerLostError):
+            self._error.step = self.ledger.version
         if self._error is not None:
             raise self._error
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist_ext.data import batches
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training import gradient_set, optimizers, row_update
+from tfdist_ext.training import gradient_set, losses, optimizers, row_update
 from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout, SetRecorder
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan, is_sharded
 from tfdist_ext.training.recorder import watching_results
@@ -33,17 +33,20 @@ class SetProgram:
         pushes: True when compute itself brings the set to the ps, because it will be admitted in any case.
         caches: True when workers compute on variables that they fetched before.
         compensation: `DelayCompensation`, or None.
+        round_size: Sets of a step.
     """
 
     def __init__(
         self, strategy, step, batch_spec, variables, metrics=(), *, trains, pushes=False, caches=False,
-        compensation=None,
+        compensation=None, round_size=1,
     ):  # fmt: skip
         self._strategy, self._step, self._metrics = strategy, step, list(metrics)
         self._spec = batch_spec
         self._trains = trains
         self.pushes, self._caches = pushes, caches
         self._compensation = compensation
+        self._round_size = round_size
+        self._fixed_share: float | None = None
         self.layout: SetLayout | None = None
         self.pulled: Pulled | None = None
         self.uses_draw = False
@@ -99,7 +102,7 @@ class SetProgram:
         backups = list(wires)
         pulled = Pulled(self.plan, wires, tf.compat.v1.get_default_graph())
         recorder = SetRecorder()
-        frame = frames.Frame(None, 0, 1, recorder=recorder, draw=draw, pulled=pulled)
+        frame = frames.Frame(None, 0, 1, recorder=recorder, draw=draw, pulled=pulled, round_size=self._round_size)
         scope = PulledScope(pulled, recorder.check_access)
         data = keras.tree.map_structure(_none_for_optional, data)
         rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if leaf is not None])
@@ -109,7 +112,9 @@ class SetProgram:
             raise ValueError(
                 "The training step applied no gradients. Call `optimizer.apply(...)` or `apply_gradients(...)` in it."
             )
-        weight = tf.cast(rows, tf.float64)
+        weight = losses.weight_of_set(frame, rows)
+        if self._round_size > 1 and losses.are_all_sums(frame):
+            self._fixed_share = 1 / self._round_size
         layout = SetLayout(recorder, scope, pulled, logs, weight, self._strategy.wire_dtype)
         self.uses_draw = self.uses_draw or frame.drew
         if self.layout is None:
@@ -222,8 +227,9 @@ class SetProgram:
             with tf.control_dependencies(barrier):
                 received = [self.layout.unpack(tensors[: self.num_wires]) for tensors in wires]
                 kept = [tensors[self.num_wires :] for tensors in wires]
-                shares = gradient_set.shares_of(received)
-                updated = gradient_set.new_values(self.layout, received, shares, is_fresh)
+                by_weight = gradient_set.shares_of(received)
+                shares = gradient_set.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
+                updated = gradient_set.new_values(self.layout, received, by_weight, is_fresh)
                 logs = gradient_set.draw_logs(self.layout, received, shares, updated)
                 outputs = self._packed_logs(logs)
                 for application in range(len(self.layout.applications)):
