@@ -56,8 +56,18 @@ __version__ = "0.1.0"
 
 _SUBMODULES = frozenset(
     [
-        "cluster", "collectives", "data", "errors", "events", "layers", "placement", "ps", "strategies", "testing",
-        "training", "transport",
+        "cluster",
+        "collectives",
+        "data",
+        "errors",
+        "events",
+        "layers",
+        "placement",
+        "ps",
+        "strategies",
+        "testing",
+        "training",
+        "transport",
     ]  # fmt: skip
 )
 _MODULE_OF = {

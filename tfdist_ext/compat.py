@@ -371,7 +371,9 @@ def let_keras_variables_be_sharded() -> None:
     overwrite = KerasTensorFlowOptimizer._overwrite_model_variables_with_average_value
 
     def overwrite_with_average(self, trainable_variables):
-        average_of = dict(zip(map(id, self._trainable_variables), self._model_variables_moving_average, strict=True))
+        average_of = dict(
+            zip(map(id, self._trainable_variables), self._model_variables_moving_average, strict=True)
+        )
         sharded = [v for v in trainable_variables if isinstance(getattr(v, "_value", None), ShardedVariable)]
         if not sharded:
             overwrite(self, trainable_variables)

@@ -8,7 +8,12 @@ from tfdist_ext.testing import WorkerPool
 def _runner(pool, num_workers, num_ps):
     def run(function, **arguments):
         (result,) = pool.run(
-            function, num_workers=1, devices=1, timeout_seconds=150, cluster=[num_workers, num_ps], **arguments
+            function,
+            num_workers=1,
+            devices=1,
+            timeout_seconds=150,
+            cluster=[num_workers, num_ps],
+            **arguments,
         )
         return result
 

@@ -47,7 +47,12 @@ def batched(arrays, batch_size):
 def network(optimizer=lambda: keras.optimizers.Adam(0.05), randomness=True, features=3):
     """Returns a compiled network, with batch normalization and dropout unless told not to."""
     extra = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)] if randomness else []
-    layers = [keras.Input((features,)), keras.layers.Dense(8, activation="tanh"), *extra, keras.layers.Dense(1)]
+    layers = [
+        keras.Input((features,)),
+        keras.layers.Dense(8, activation="tanh"),
+        *extra,
+        keras.layers.Dense(1),
+    ]
     model = keras.Sequential(layers)
     model.compile(optimizer(), "mse", metrics=["mae"])
     return model
@@ -76,8 +81,8 @@ class MinusOutput(keras.losses.Loss):
 def row_counter(rows):
     """Returns a model whose weight i becomes the number of times row i was applied.
 
-    The input is a one-hot row number and the loss is minus the output, summed over rows: each row's gradient is -1 on its own
-    weight, and SGD with rate 1 counts.
+    The input is a one-hot row number and the loss is minus the output, summed over rows: each row's gradient is -1
+    on its own weight, and SGD with rate 1 counts.
     """
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = keras.Sequential([keras.Input((rows,)), layer])

@@ -47,13 +47,17 @@ def mirrored_with_randomness():
     models.in_double_precision()
     with tfdist_ext.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = models.network()
-    return models.run_of(model, model.fit(models.batched(models.regression(24), 8), epochs=2, verbose=0, shuffle=False))
+    return models.run_of(
+        model, model.fit(models.batched(models.regression(24), 8), epochs=2, verbose=0, shuffle=False)
+    )
 
 
 def delayed_by_one(cluster, damping=None, compensation=None, steps=8):
     """Trains w with gradients that are one step old, in an order that is known; returns w after each step."""
     models.in_double_precision()
-    strength = {} if compensation is None else {"delay_compensation": tfdist_ext.DelayCompensation(compensation)}
+    strength = (
+        {} if compensation is None else {"delay_compensation": tfdist_ext.DelayCompensation(compensation)}
+    )
     half = {} if damping is None else {"damping": lambda staleness: 1.0 if staleness == 0 else damping}
     placed = models.strategy(cluster, BoundedStaleness(1, **half), **strength)
     with placed.scope():
@@ -147,7 +151,9 @@ def scheduled_steps(cluster, steps=100, stock=False):
         features, targets = next(iterator)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(features, training=True) - targets))
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
         return loss
 
     def data():

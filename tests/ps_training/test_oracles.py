@@ -20,10 +20,16 @@ def assert_same(actual, expected, tolerance):
 def test_bounded_staleness_0_is_the_one_device_run(chief):
     """22 rows in batches of 4, the last one of 2; normalization, dropout, Adam and metrics included."""
     result = chief(
-        programs.against_one_device, policy="bounded 0", randomness=True, batch_size=4, one_device_batch_size=4
+        programs.against_one_device,
+        policy="bounded 0",
+        randomness=True,
+        batch_size=4,
+        one_device_batch_size=4,
     )
     assert_same(result["distributed"], result["alone"], oracle.TOLERANCE)
-    np.testing.assert_allclose(result["distributed"]["prediction"], result["alone"]["prediction"], rtol=0, atol=oracle.TOLERANCE)
+    np.testing.assert_allclose(
+        result["distributed"]["prediction"], result["alone"]["prediction"], rtol=0, atol=oracle.TOLERANCE
+    )
     assert result["statistics"]["applied"] == 3 * 6
     assert result["statistics"]["ages"] == {"0": 18}
 
@@ -31,7 +37,11 @@ def test_bounded_staleness_0_is_the_one_device_run(chief):
 def test_p3_synchronous_is_the_one_device_run_on_the_batches_of_a_round(chief):
     """Two batches of 4 make one of 8; the last round has 4 + 2 rows, so that sets of unequal size are averaged."""
     result = chief(
-        programs.against_one_device, policy="synchronous", randomness=False, batch_size=4, one_device_batch_size=8
+        programs.against_one_device,
+        policy="synchronous",
+        randomness=False,
+        batch_size=4,
+        one_device_batch_size=8,
     )
     assert_same(result["distributed"], result["alone"], oracle.TOLERANCE)
     assert result["statistics"]["ages"] == {"0": 18}
@@ -45,9 +55,10 @@ def test_p3_synchronous_equals_all_reduce_with_normalization_and_dropout(chief, 
 
 
 def test_an_asynchronous_trajectory_is_the_one_computed_by_hand(chief):
-    """w' = w - 0.5 * gradient(w one step ago), the gradient of w^2/2 being w; the first step has no older w.
+    """W' = w - 0.5 * gradient(w one step ago), the gradient of w^2/2 being w; the first step has no older w.
 
-    1, 1 - 1/2 = 1/2, 1/2 - 1/2 = 0, 0 - 1/4, -1/4 - 0, -1/4 + 1/8, -1/8 + 1/8, 0 + 1/16, 1/16 + 0: all of them exact in binary.
+    1, 1 - 1/2 = 1/2, 1/2 - 1/2 = 0, 0 - 1/4, -1/4 - 0, -1/4 + 1/8, -1/8 + 1/8, 0 + 1/16, 1/16 + 0: all of them exact
+    in binary.
     """
     result = chief(programs.delayed_by_one)
     assert result["weights"] == [0.5, 0.0, -0.25, -0.25, -0.125, 0.0, 0.0625, 0.0625]
@@ -67,7 +78,10 @@ def test_damping_scales_the_learning_rate_of_stale_sets(chief):
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 def test_delay_compensation_on_a_quadratic(chief, strength):
-    """g = w_old; corrected g + strength * g * g * (w - w_old). At w_old = 1, w = 1/2 and strength 1 that is exactly the gradient at w."""
+    """With g = w_old the corrected gradient is g + strength * g * g * (w - w_old).
+
+    At w_old = 1, w = 1/2 and strength 1 that is exactly the gradient at w.
+    """
     result = chief(programs.delayed_by_one, compensation=strength)
     expected, before, now = [0.5], 1.0, 0.5
     for _ in range(7):
@@ -116,6 +130,6 @@ def test_bfloat16_halves_the_bytes_and_rounds_by_no_more_than_8_bits(chief):
 
 
 def test_steps_per_epoch_early_stops_and_steps_per_execution_count_applied_steps(chief):
-    """2 x 5 steps; then 12 batches of 2 rows are 6 rounds, stopped after the third; then 6 rounds in executions of 4."""
+    """First 2 x 5 steps; then 6 rounds of 12 batches, stopped after the third; then 6 rounds in executions of 4."""
     result = chief(programs.fit_twice_with_steps)
     assert result == {"epochs": 2, "after_steps": 10, "after_stop": 13, "after_execution": 19}

@@ -73,7 +73,9 @@ def test_p5_a_quorum_of_3_of_4_drops_the_late_set_and_says_whose_and_when(chief_
 
 def test_p6_backup_workers_compute_on_data_of_their_own(chief_of_four):
     """Nobody is slow by design: over 6 rounds of 3 of 4, each of the 4 gets sets in."""
-    result = chief_of_four(programs.with_a_slow_worker, policy="one backup, stale by 2", steps=6, slow_seconds=0.0)
+    result = chief_of_four(
+        programs.with_a_slow_worker, policy="one backup, stale by 2", steps=6, slow_seconds=0.0
+    )
     assert all(counts["applied"] > 0 for counts in result["workers"].values())
     assert len(result["workers"]) == 4
 

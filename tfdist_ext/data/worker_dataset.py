@@ -1,9 +1,9 @@
 """Which batches does each worker of a parameter-server cluster read, and who opens them?
 
-The graph of a dataset is sent to the workers, which read it themselves. Shard `i` of `n` holds the batches `i`, `i + n`,
-`i + 2n`, ... of the dataset. A shard can be opened at any position of any pass by any worker, always with the same
-batches behind it: this is what lets another worker go on where a dead one stopped. Datasets that cannot leave the chief
-(Python functions, lookup tables) are read there, and their batches are sent.
+The graph of a dataset is sent to the workers, which read it themselves. Shard `i` of `n` holds the batches `i`,
+`i + n`, `i + 2n`, ... of the dataset. A shard can be opened at any position of any pass by any worker, always with the
+same batches behind it: this is what lets another worker go on where a dead one stopped. Datasets that cannot leave the
+chief (Python functions, lookup tables) are read there, and their batches are sent.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class WorkerDataset(compat.DistributedDataset):
         lines.append(", ".join([*self.sources[0].operations(), *own]))
         for index in range(self.num_shards):
             lines.append(
-                f"  shard {index} of {self.num_shards}: on worker:{index}, or, when it dies, on the worker that takes its "
-                "shard"
+                f"  shard {index} of {self.num_shards}: on worker:{index}, or, when it dies, on the worker that "
+                "takes its shard"
             )
         return "\n".join(lines)
 

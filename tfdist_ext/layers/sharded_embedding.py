@@ -36,7 +36,9 @@ class ShardedEmbedding(keras.layers.Embedding):
         (1, 3, 4)
     """
 
-    def __init__(self, input_dim, output_dim, *args, num_shards: int | None = None, lazy: bool = False, **kwargs):
+    def __init__(
+        self, input_dim, output_dim, *args, num_shards: int | None = None, lazy: bool = False, **kwargs
+    ):
         if num_shards is not None and num_shards < 1:
             raise ValueError(f"Argument `num_shards` must be at least 1, or None; received {num_shards}.")
         super().__init__(input_dim, output_dim, *args, **kwargs)

@@ -1,7 +1,7 @@
 """How is a cluster with parameter servers plugged into tf.distribute?
 
-Only the chief runs the program: it makes variables on the ps and sends traced functions to the workers. A ps or a worker
-that makes the strategy serves until the chief's process ends, and then ends itself.
+Only the chief runs the program: it makes variables on the ps and sends traced functions to the workers. A ps or a
+worker that makes the strategy serves until the chief's process ends, and then ends itself.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         >>> strategy = ParameterServerStrategy(update_policy=BoundedStaleness(8))  # doctest: +SKIP
 
     References:
-        Dean et al., "Large Scale Distributed Deep Networks", 2012; Chen et al., "Revisiting Distributed Synchronous SGD",
-        2016 (backup workers); Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
-        Server", 2013.
+        Dean et al., "Large Scale Distributed Deep Networks", 2012; Chen et al., "Revisiting Distributed Synchronous
+        SGD", 2016 (backup workers); Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
+        Parameter Server", 2013.
     """
 
     _server_def: Any = None
@@ -154,9 +154,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         specification.require_parameter_servers()
         self.specification = specification
         if specification.task.type in ("ps", "worker"):
-            sys.exit(
-                serve_until_chief_ends(specification, startup_timeout_seconds=startup_timeout_seconds)
-            )
+            sys.exit(serve_until_chief_ends(specification, startup_timeout_seconds=startup_timeout_seconds))
         if specification.task.type == "evaluator":
             raise errors.ClusterSpecError(
                 "An evaluator trains nothing and needs no strategy: load checkpoints on "
@@ -176,7 +174,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._threads: Any = None
         self._version: tf.Variable | None = None
         logging.info(
-            "Training with %d worker(s) and %d ps under %s.", self._num_workers, self._num_ps, self.update_policy
+            "Training with %d worker(s) and %d ps under %s.",
+            self._num_workers,
+            self._num_ps,
+            self.update_policy,
         )
 
     def _check_policy(self):
@@ -227,7 +228,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     @property
     def statistics(self) -> dict:
-        """Counts of the last training: dispatched, applied, dropped, held, ages, waits and bytes, in all and per worker.
+        """Counts of the last training: dispatched, applied, dropped, held, ages, waits, bytes; in all and per worker.
 
         Plain data, the same as `Statistics.as_dict()`; empty before the first step.
         """
@@ -281,5 +282,7 @@ def _wire_dtype(name: str | None) -> tf.DType | None:
         return None
     dtype = tf.as_dtype(name)
     if not dtype.is_floating:
-        raise ValueError(f'Argument `wire_dtype` must be a float such as "bfloat16", or None; received {name!r}.')
+        raise ValueError(
+            f'Argument `wire_dtype` must be a float such as "bfloat16", or None; received {name!r}.'
+        )
     return dtype

@@ -1,7 +1,7 @@
 """On which ps does a variable live?
 
-Each new variable goes to the ps that holds the fewest bytes, its slots beside it. Variables are made one at a time, so that
-this is not yet largest-first: `place_largest_first` moves those of a model once all of them are known.
+Each new variable goes to the ps that holds the fewest bytes, its slots beside it. Variables are made one at a time,
+so that this is not yet largest-first: `place_largest_first` moves those of a model once all of them are known.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ class VariablePlacer:
             A `tf.Variable` on a ps, or a `ShardedVariable`.
         """
         beside = kwargs.pop("colocate_with", None)
-        if beside is not None and not hasattr(beside, "device") and not isinstance(beside, compat.ShardedVariable):
+        if (
+            beside is not None
+            and not hasattr(beside, "device")
+            and not isinstance(beside, compat.ShardedVariable)
+        ):
             beside = None
         initial, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
         first = self._least_loaded()
@@ -145,7 +149,9 @@ class VariablePlacer:
             owner.slots.append(weakref.ref(variable))
         else:
             name = variable.name.split(":")[0]
-            self._placed[variable._unique_id] = _Placed(name, _num_bytes(variable), task, weakref.ref(variable))
+            self._placed[variable._unique_id] = _Placed(
+                name, _num_bytes(variable), task, weakref.ref(variable)
+            )
         return variable
 
     def name(self, variable, name: str) -> None:
@@ -173,7 +179,11 @@ class VariablePlacer:
         tasks = largest_first(sizes, self._num_ps, occupied)
         if max(self._loads_after(tasks, sizes, occupied)) >= max(self._loads()):
             return {}
-        return {key: self._move(by_key[key], task) for key, task in tasks.items() if self._placed[key].task != task}
+        return {
+            key: self._move(by_key[key], task)
+            for key, task in tasks.items()
+            if self._placed[key].task != task
+        }
 
     def _loads_after(self, tasks, sizes, occupied) -> list[int]:
         loads = list(occupied)
@@ -188,7 +198,9 @@ class VariablePlacer:
                 variable.read_value(), trainable=variable.trainable, name=variable.name.split(":")[0],
                 aggregation=variable.aggregation, synchronization=variable.synchronization,
             )  # fmt: skip
-        self._placed[moved._unique_id] = dataclasses.replace(placed, task=task, variable=weakref.ref(moved), slots=[])
+        self._placed[moved._unique_id] = dataclasses.replace(
+            placed, task=task, variable=weakref.ref(moved), slots=[]
+        )
         return moved
 
     def _living(self) -> dict[str, _Placed]:

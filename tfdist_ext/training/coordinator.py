@@ -1,7 +1,7 @@
 """How does a custom loop train under the strategy's update policy?
 
-`schedule` asks for one more set, `join` applies until all that was asked for is applied or accounted for. What the user writes is
-TensorFlow's own `ClusterCoordinator` loop.
+`schedule` asks for one more set, `join` applies until all that was asked for is applied or accounted for. What the
+user writes is TensorFlow's own `ClusterCoordinator` loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class RemoteValue:
 
     def fetch(self):
         """Waits until the step is applied, and returns its logs as NumPy values; None for a step that was dropped."""
-        self._coordinator._advance_until(lambda: self._read is not None or not self._coordinator._is_pending(self))
+        self._coordinator._advance_until(
+            lambda: self._read is not None or not self._coordinator._is_pending(self)
+        )
         if self._read is not None and self._value is None:
             self._value = self._read()
         return self._value
@@ -44,7 +46,9 @@ class PerWorkerIterator:
         return self
 
     def __next__(self):
-        raise RuntimeError("The next batch is on a worker: call `next(iterator)` in the function you schedule.")
+        raise RuntimeError(
+            "The next batch is on a worker: call `next(iterator)` in the function you schedule."
+        )
 
 
 class PerWorkerDataset:
@@ -82,11 +86,13 @@ class _NextOnly:
 class ClusterCoordinator:
     """Runs a custom training step on the workers, and applies its gradients as the strategy's policy says.
 
-    Runs on: chief. The step function calls `next(iterator)` once, computes gradients with a `tf.GradientTape`, and applies
-    them with `optimizer.apply_gradients(...)` once for each optimizer. It runs on a worker; gradients, metrics and whatever
-    layers assign are applied on the ps when the policy admits them. `optimizer.iterations` counts what was applied.
+    Runs on: chief. The step function calls `next(iterator)` once, computes gradients with a `tf.GradientTape`, and
+    applies them with `optimizer.apply_gradients(...)` once for each optimizer. It runs on a worker; gradients,
+    metrics and whatever layers assign are applied on the ps when the policy admits them. `optimizer.iterations`
+    counts what was applied.
 
-    TensorFlow's own `tf.distribute.coordinator.ClusterCoordinator(strategy)` works as well; it applies without a policy.
+    TensorFlow's own `tf.distribute.coordinator.ClusterCoordinator(strategy)` works as well; it applies without a
+    policy.
 
     Args:
         strategy: A `tfdist_ext.ParameterServerStrategy`.
@@ -112,9 +118,9 @@ class ClusterCoordinator:
         """Puts a dataset on every worker.
 
         Args:
-            dataset: Function without arguments that returns a `tf.data.Dataset`, or a dataset: every worker reads all of it.
-                What `strategy.experimental_distribute_dataset` or `strategy.distribute_datasets_from_function` returned is
-                divided over the workers, each row once.
+            dataset: Function without arguments that returns a `tf.data.Dataset`, or a dataset: every worker reads
+                all of it. What `strategy.experimental_distribute_dataset` or
+                `strategy.distribute_datasets_from_function` returned is divided over the workers, each row once.
         """
         if callable(dataset) and not isinstance(dataset, tf.data.Dataset):
             dataset = dataset()
@@ -122,7 +128,9 @@ class ClusterCoordinator:
             return PerWorkerDataset(dataset)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        return PerWorkerDataset(WorkerDataset.from_dataset(dataset.with_options(options), self.strategy.num_workers))
+        return PerWorkerDataset(
+            WorkerDataset.from_dataset(dataset.with_options(options), self.strategy.num_workers)
+        )
 
     def schedule(self, fn, args=(), kwargs=None) -> RemoteValue:
         """Asks for one more step.

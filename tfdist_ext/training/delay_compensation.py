@@ -1,7 +1,7 @@
 """How is a gradient brought up to date that was computed on old variables?
 
-The gradient g was computed at w_old, and is applied at w. To first order the gradient at w is g + H (w - w_old), and the outer product of
-the gradient stands in for the Hessian H: its diagonal is g * g.
+The gradient g was computed at w_old, and is applied at w. To first order the gradient at w is g + H (w - w_old), and
+the outer product of the gradient stands in for the Hessian H: its diagonal is g * g.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tfdist_ext.training.pulled import is_large
 class DelayCompensation:
     """DC-ASGD: adds `strength * g * g * (w - w_old)` to each dense gradient of a small variable.
 
-    The parameter servers keep the variables that a worker pulled until its set is applied: one more copy of the model for each set
-    on its way. Fresh sets are applied as they are. Sparse gradients, and variables that do not travel packed (of 256 KiB and
-    more), are left alone.
+    The parameter servers keep the variables that a worker pulled until its set is applied: one more copy of the
+    model for each set on its way. Fresh sets are applied as they are. Sparse gradients, and variables that do not
+    travel packed (of 256 KiB and more), are left alone.
 
     Attributes:
         strength: λ, 0.04 in the paper for the constant form and 2 for the adaptive one.
-        adaptive: True divides λ, element by element, by the root of a moving mean of g * g, so that its effect does not depend
-            on the scale of the loss. The means lie beside their variables.
+        adaptive: True divides λ, element by element, by the root of a moving mean of g * g, so that its effect does
+            not depend on the scale of the loss. The means lie beside their variables.
         decay: Decay of the moving mean.
         epsilon: Added under the root.
 
@@ -72,7 +72,9 @@ class DelayCompensation:
     def _mean_of(self, variable, means: dict) -> tf.Variable:
         if id(variable) not in means:
             with tf.init_scope(), tf.device(variable._value.device):
-                means[id(variable)] = tf.Variable(tf.zeros(variable._value.shape, variable._value.dtype), trainable=False)
+                means[id(variable)] = tf.Variable(
+                    tf.zeros(variable._value.shape, variable._value.dtype), trainable=False
+                )
         return means[id(variable)]
 
     def _inverse_root(self, gradient, mean: tf.Variable):

@@ -21,7 +21,9 @@ def look_up(original):
     def call(self, inputs):
         frame = frames.current_frame()
         table = getattr(self, "_embeddings", None)
-        plain = table is not None and not self.lora_enabled and getattr(self, "quantization_mode", None) is None
+        plain = (
+            table is not None and not self.lora_enabled and getattr(self, "quantization_mode", None) is None
+        )
         if frame is None or frame.pulled is None or not plain or not is_large(table):
             return original(self, inputs)
         if keras.backend.standardize_dtype(inputs.dtype) not in ("int32", "int64"):

@@ -75,7 +75,8 @@ class SetRecorder:
         """Refuses what depends on the outcome of a step that is applied later, or changes what only it may change."""
         if id(variable) in self._applied:
             raise ValueError(
-                f"`train_step` {'assigns' if assigns else 'reads'} `{variable.path}` after applying gradients to it. On "
+                f"`train_step` {'assigns' if assigns else 'reads'} `{variable.path}` after applying gradients to "
+                f"it. On "
                 "parameter servers gradients are applied after the step has returned. Compute what depends on the "
                 "new value in a callback (on_train_batch_end), or before applying."
             )
@@ -157,7 +158,9 @@ class SetLayout:
         # Gradients may be rounded on the way; counts and statistics are sums that must not be.
         shortened = [wire_dtype if index < num_gradients else None for index in range(len(specs))]
         self.packing = Packing(specs, self._devices, shortened)
-        self._row_group = next(i for i, g in enumerate(self.packing.groups) if g.joined and g.device == FIRST_PS)
+        self._row_group = next(
+            i for i, g in enumerate(self.packing.groups) if g.joined and g.device == FIRST_PS
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -166,7 +169,7 @@ class SetLayout:
 
     @property
     def row_widths(self) -> list[tuple[keras.Variable, int, int]]:
-        """For each sparse gradient shard: its variable, its position among the wires, and the bytes of a row with its number."""
+        """For each shard of a sparse gradient: its variable, its position among the wires, and the bytes of a row."""
         widths = []
         by_member = {g.members[0]: i for i, g in enumerate(self.packing.groups) if not g.joined}
         for (_, variables), gradients in zip(self.applications, self._gradients, strict=True):
@@ -181,13 +184,15 @@ class SetLayout:
         """Returns the tensors to send, and forgets those of the trace.
 
         Args:
-            num_rows: Scalar, rows of the batch. One message is that much longer than its content, so that the chief, which
-                sees shapes only, knows the number without fetching it.
+            num_rows: Scalar, rows of the batch. One message is that much longer than its content, so that the chief,
+                which sees shapes only, knows the number without fetching it.
         """
         tensors, self.tensors = self.tensors, []
         wires = []
         for index, group in enumerate(self.packing.groups):
-            tail = [tf.zeros([tf.cast(num_rows, tf.int32)], group.carrier)] if index == self._row_group else []
+            tail = (
+                [tf.zeros([tf.cast(num_rows, tf.int32)], group.carrier)] if index == self._row_group else []
+            )
             wires.append(self.packing.pack_group(group, tensors, tail))
         return wires
 
@@ -235,14 +240,17 @@ class SetLayout:
         parts = tf.dynamic_partition(values, owner, len(shards))
         rows = tf.dynamic_partition(local, owner, len(shards))
         return [
-            (self._add(p, s.device), self._add(r, s.device)) for p, r, s in zip(parts, rows, shards, strict=True)
+            (self._add(p, s.device), self._add(r, s.device))
+            for p, r, s in zip(parts, rows, shards, strict=True)
         ]
 
     def _add_update(self, variable, scope, pulled):
         new = tf.convert_to_tensor(scope.state_mapping[id(variable)])
         device = shards_of(variable)[0].device
         if is_sharded(variable):
-            raise ValueError(f"A layer assigns the variable `{variable.path}`, which is sharded; only optimizers may.")
+            raise ValueError(
+                f"A layer assigns the variable `{variable.path}`, which is sharded; only optimizers may."
+            )
         if new.dtype == tf.bool:
             return variable, self._add(new, device), None
         change = new - pulled.value(variable)
@@ -335,9 +343,9 @@ def _weighted_sum(parts, shares):
 def new_values(layout: SetLayout, sets: Sequence[ReceivedSet], shares, is_fresh: bool) -> list:
     """Returns `(variable, new value)` for everything that layers and metrics assigned.
 
-    Totals (aggregation "sum", as in metrics) add up. Other floats of fresh sets become the mean of what the sets assigned,
-    weighted by rows; a stale set did not see the present value, so that its change is added instead. Integers move on
-    as one set moved them.
+    Totals (aggregation "sum", as in metrics) add up. Other floats of fresh sets become the mean of what the sets
+    assigned, weighted by rows; a stale set did not see the present value, so that its change is added instead.
+    Integers move on as one set moved them.
 
     Args:
         layout: The layout of the sets.
@@ -356,7 +364,9 @@ def new_values(layout: SetLayout, sets: Sequence[ReceivedSet], shares, is_fresh:
                 for received in sets:
                     value = value + received.change(index)
             else:
-                value = _moved(current, [(s.new_value(index), s.change(index)) for s in sets], shares, is_fresh)
+                value = _moved(
+                    current, [(s.new_value(index), s.change(index)) for s in sets], shares, is_fresh
+                )
             results.append((variable, tf.cast(value, variable._value.dtype)))
     return results
 
@@ -439,8 +449,6 @@ def sharded_whole(parts: Sequence[tf.Tensor]):
         tf.concat([part.indices + begin for part, begin in zip(parts, starts, strict=True)], axis=0),
         tf.concat([[tf.cast(start, tf.int64)], parts[0].dense_shape[1:]], axis=0),
     )
-
-
 
 
 def split_whole(variable, gradient) -> list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -45,7 +46,7 @@ def counting_atomically(optimizer):
 
     A Keras variable reads, adds and writes back; between the two another worker may have counted too.
     """
-    iterations = getattr(optimizer, "_iterations", None)
+    iterations: Any = getattr(optimizer, "_iterations", None)
     strategy = tf.distribute.get_strategy()
     shares_counter = isinstance(strategy, tf.distribute.ParameterServerStrategy) and iterations is not None
     if not shares_counter or "assign_add" in vars(iterations):

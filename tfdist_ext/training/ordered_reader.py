@@ -1,7 +1,7 @@
 """How is every batch of a pass computed once, by any worker, and handed out in the order of the data?
 
-For `evaluate` and `predict`: nothing is stale and nothing may be dropped, so that no policy is asked. A batch of a worker that died
-is computed by another.
+For `evaluate` and `predict`: nothing is stale and nothing may be dropped, so that no policy is asked. A batch of a
+worker that died is computed by another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from absl import logging
 
 from tfdist_ext import compat, errors
 from tfdist_ext.ps import Batch, Leases
-from tfdist_ext.training.worker_threads import Worker, WorkerThreads
+from tfdist_ext.training.worker import Worker
+from tfdist_ext.training.worker_threads import WorkerThreads
 
 _AHEAD = 4
 _LOOK_AROUND_SECONDS = 0.5
@@ -112,8 +113,8 @@ class OrderedReader:
                 logging.warning("No batch for %.0f s. %s", now - started, self._waiting_for())
             if now - started > self._patience_seconds:
                 raise errors.WorkersLostError(
-                    f"No batch for {now - started:.0f} s. {self._waiting_for()} Start the missing workers again, or see "
-                    "why those that are there do not finish what they compute.",
+                    f"No batch for {now - started:.0f} s. {self._waiting_for()} Start the missing workers again, or "
+                    "see why those that are there do not finish what they compute.",
                     tasks=self._threads.missing(),
                 )
 
@@ -189,7 +190,7 @@ class OrderedReader:
             self.worker_lost(index)
 
     def worker_lost(self, index: int) -> None:
-        """See `worker_threads.Owner`."""
+        """See `worker.Owner`."""
         with self._changed:
             job = self._jobs.pop(index, None)
             if job is not None:
@@ -197,12 +198,12 @@ class OrderedReader:
             self._lease()
 
     def worker_joined(self, index: int) -> None:
-        """See `worker_threads.Owner`."""
+        """See `worker.Owner`."""
         with self._changed:
             self._lease()
 
     def failed(self, error: Exception) -> None:
-        """See `worker_threads.Owner`."""
+        """See `worker.Owner`."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()

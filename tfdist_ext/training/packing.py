@@ -1,9 +1,9 @@
 """How do many small tensors travel as few large ones?
 
-A message between two tasks costs the same whether it carries 40 bytes or 40 kB, and so does every tensor that the chief has to
-keep track of. Tensors that go to, or come from, one task are joined end to end, whatever their dtypes: each is looked at
-as elements of the shortest one. Large ones and those whose shape is only known at run time go by themselves, because joining
-copies them.
+A message between two tasks costs the same whether it carries 40 bytes or 40 kB, and so does every tensor that the
+chief has to keep track of. Tensors that go to, or come from, one task are joined end to end, whatever their dtypes:
+each is looked at as elements of the shortest one. Large ones and those whose shape is only known at run time go by
+themselves, because joining copies them.
 """
 
 from __future__ import annotations
@@ -64,13 +64,20 @@ class Packing:
         joined: dict[str, list[int]] = {}
         alone: list[Group] = []
         for position, (spec, device) in enumerate(zip(specs, devices, strict=True)):
-            small = spec.shape.is_fully_defined() and spec.shape.num_elements() * spec.dtype.size < below_bytes
+            small = (
+                spec.shape.is_fully_defined() and spec.shape.num_elements() * spec.dtype.size < below_bytes
+            )
             if small and spec.dtype != tf.string:
                 joined.setdefault(device, []).append(position)
             else:
                 alone.append(Group(device, self._wire[position], (position,), joined=False))
         self.groups = [
-            Group(device, min((self._wire[m] for m in members), key=lambda d: d.size), tuple(members), joined=True)
+            Group(
+                device,
+                min((self._wire[m] for m in members), key=lambda d: d.size),
+                tuple(members),
+                joined=True,
+            )
             for device, members in joined.items()
         ] + alone
 
@@ -87,7 +94,9 @@ class Packing:
         """Returns one tensor for each group."""
         return [self.pack_group(group, tensors) for group in self.groups]
 
-    def pack_group(self, group: Group, tensors: Sequence[tf.Tensor], tail: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    def pack_group(
+        self, group: Group, tensors: Sequence[tf.Tensor], tail: Sequence[tf.Tensor] = ()
+    ) -> tf.Tensor:
         """Returns the members of one group, out of all tensors, as one tensor.
 
         Args:
@@ -129,7 +138,8 @@ class Packing:
 
     def _lengths(self, group: Group) -> list[int]:
         return [
-            self.specs[m].shape.num_elements() * (self._wire[m].size // group.carrier.size) for m in group.members
+            self.specs[m].shape.num_elements() * (self._wire[m].size // group.carrier.size)
+            for m in group.members
         ]
 
 

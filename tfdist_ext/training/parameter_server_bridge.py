@@ -1,7 +1,7 @@
 """What do `fit`, `evaluate` and `predict` do under a ParameterServerStrategy?
 
-Keras' own loops, callbacks and progress bar stay. Their train, test and predict functions are replaced by ones that take the
-next step from the workers, and an epoch ends when nothing of it is left to apply.
+Keras' own loops, callbacks and progress bar stay. Their train, test and predict functions are replaced by ones that
+take the next step from the workers, and an epoch ends when nothing of it is left to apply.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import threading
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdist_ext import compat
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
 from tfdist_ext.ps import Asynchronous, BoundedStaleness, Ledger, Synchronous
 from tfdist_ext.strategies.parameter_server import ParameterServerStrategy
@@ -76,7 +74,9 @@ def enumerate_steps(original):
             return
         self.data_adapter.on_epoch_begin()
         data = self._current_iterator
-        goes_on = data is not None and self.steps_per_epoch and data.leases is not None and data.leases.has_unread
+        goes_on = (
+            data is not None and self.steps_per_epoch and data.leases is not None and data.leases.has_unread
+        )
         if not goes_on:
             data = self._current_iterator = iter(self._distributed_dataset)
         data.max_steps = self.steps_per_epoch
@@ -104,7 +104,7 @@ def num_batches(original: property) -> property:
     def count(self):
         data = getattr(self, "_distributed_dataset", None)
         if not isinstance(data, WorkerDataset):
-            return original.fget(self)
+            return original.fget(self)  # type: ignore[misc]
         if self.steps_per_epoch:
             return self.steps_per_epoch
         return data.num_batches if _mode.name != "fit" else _num_steps(data, data.strategy)
@@ -128,10 +128,11 @@ class TrainFunction:
 
     def __init__(self, model, strategy):
         self._model, self._strategy = model, strategy
-        self._driver: SetDriver | None = None
+        self._driver: Any = None
         self._spec: Any = None
 
     def __call__(self, iterator):
+        """Returns the logs of the next steps, or raises StopIteration."""
         if not isinstance(iterator, WorkerIterator):
             return self._train_on_batch(next(iter(iterator)))
         if iterator.source is None or not iterator.source.is_open_on(iterator):
@@ -209,7 +210,9 @@ def training_options(strategy) -> dict:
         "pushes": always_admitted and strategy.push_every_steps == 1,
         "caches": strategy.fetch_every_steps > 1 or strategy.push_every_steps > 1,
         "compensation": strategy.delay_compensation,
-        "round_size": strategy.num_workers - policy.num_backup_workers if isinstance(policy, Synchronous) else 1,
+        "round_size": strategy.num_workers - policy.num_backup_workers
+        if isinstance(policy, Synchronous)
+        else 1,
     }
 
 
@@ -220,10 +223,11 @@ class TestFunction:
 
     def __init__(self, model, strategy):
         self._model, self._strategy = model, strategy
-        self._program: SetProgram | None = None
+        self._program: Any = None
         self._spec: Any = None
 
     def __call__(self, iterator):
+        """Returns the logs after the next batches, or raises StopIteration."""
         if not isinstance(iterator, WorkerIterator):
             data = _single_batch(next(iter(iterator)), self._strategy)
             reader = self._reader(data)
@@ -273,10 +277,11 @@ class PredictFunction:
 
     def __init__(self, model, strategy):
         self._model, self._strategy = model, strategy
-        self._program: PredictProgram | None = None
+        self._program: Any = None
         self._spec: Any = None
 
     def __call__(self, data):
+        """Returns the outputs for a list of batches, joined."""
         parts = [self._outputs(one) for one in data]
         if len(parts) == 1:
             return parts[0]
@@ -391,7 +396,8 @@ def check_compiled(model) -> None:
         model.jit_compile = False
     if model.run_eagerly:
         raise ValueError(
-            "`run_eagerly=True` cannot be combined with parameter servers: a worker runs traced functions only. Compile "
+            "`run_eagerly=True` cannot be combined with parameter servers: a worker runs traced functions only. "
+            "Compile "
             "with `run_eagerly=False`; to debug a step, run it without the strategy."
         )
 
@@ -402,7 +408,9 @@ def place_variables(model, strategy) -> None:
     placer = strategy.extended.placer
     for variable in model.variables:
         for index, shard in enumerate(pulled.shards_of(variable)):
-            placer.name(shard, f"{variable.path}/part_{index}" if pulled.is_sharded(variable) else variable.path)
+            placer.name(
+                shard, f"{variable.path}/part_{index}" if pulled.is_sharded(variable) else variable.path
+            )
     if strategy.extended._num_ps == 1 or (model.optimizer is not None and model.optimizer.built):
         return
     whole = [variable for variable in model.variables if not pulled.is_sharded(variable)]
@@ -414,14 +422,3 @@ def place_variables(model, strategy) -> None:
     if moved:
         logging.info("Moved %d variables of `%s` to place them largest first.", len(moved), model.name)
         model.test_function = model.predict_function = None
-
-
-def epoch_summary(strategy) -> dict[str, np.ndarray]:
-    """Returns the counts of training so far under the names of logs."""
-    total = strategy.statistics.get("total", {})
-    return {
-        "applied_sets": total.get("applied", 0),
-        "dropped_sets": total.get("dropped", 0),
-        "staleness_p95": total.get("age_p95") or 0,
-        "staleness_max": total.get("age_max") or 0,
-    }

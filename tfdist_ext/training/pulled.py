@@ -32,7 +32,10 @@ def is_sharded(variable) -> bool:
 
 def is_large(variable) -> bool:
     """Returns True for a variable that travels by itself, and as an embedding table by rows."""
-    return is_sharded(variable) or variable.shape.num_elements() * variable._value.dtype.size >= _ROWS_ABOVE_BYTES
+    return (
+        is_sharded(variable)
+        or variable.shape.num_elements() * variable._value.dtype.size >= _ROWS_ABOVE_BYTES
+    )
 
 
 @dataclasses.dataclass

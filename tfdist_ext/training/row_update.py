@@ -1,7 +1,7 @@
 """How does an optimizer update a variable that lies in shards, or only the rows of it that a step touched?
 
-The optimizer's own `update_step` runs on plain tensors: the shard, or the touched rows of it, and the same part of its slots.
-The results are written back where they came from. Nothing of the optimizer's arithmetic is repeated here.
+The optimizer's own `update_step` runs on plain tensors: the shard, or the touched rows of it, and the same part of
+its slots. The results are written back where they came from. Nothing of the optimizer's arithmetic is repeated here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from tfdist_ext.training.pulled import is_sharded, shards_of
 _EXACT_BY_ROWS = (keras.optimizers.SGD, keras.optimizers.Adagrad)
 # They use norms or factors over the whole variable, which a shard does not see.
 _NOT_ELEMENTWISE = tuple(
-    getattr(keras.optimizers, name) for name in ("Adafactor", "Lamb", "Muon") if hasattr(keras.optimizers, name)
+    getattr(keras.optimizers, name)
+    for name in ("Adafactor", "Lamb", "Muon")
+    if hasattr(keras.optimizers, name)
 )
 
 
@@ -37,8 +39,8 @@ def updating_shards_and_rows(optimizer, gradients_of):
 
     Args:
         optimizer: Keras optimizer; of a `LossScaleOptimizer` the inner one.
-        gradients_of: Function of a Keras variable and of the gradient that reached the update step; returns one gradient
-            for each shard, with local rows.
+        gradients_of: Function of a Keras variable and of the gradient that reached the update step; returns one
+            gradient for each shard, with local rows.
     """
     original_update, original_decay = optimizer._backend_update_step, optimizer._apply_weight_decay
 
@@ -65,8 +67,8 @@ def updating_shards_and_rows(optimizer, gradients_of):
             if is_sharded(variable) and optimizer._use_weight_decay(variable):
                 for shard in shards_of(variable):
                     with tf.device(shard.device):
-                        rate = tf.cast(optimizer.learning_rate * optimizer.weight_decay, shard.dtype)
-                        shard.assign_sub(shard * rate)
+                        rate = tf.cast(optimizer.learning_rate, shard.dtype)
+                        shard.assign_sub(shard * tf.cast(optimizer.weight_decay, shard.dtype) * rate)
 
     with replaced(optimizer, _backend_update_step=update, _apply_weight_decay=decay):
         yield
@@ -109,7 +111,8 @@ def check_can_shard(optimizer, variables) -> None:
     sharded = [variable.path for variable in variables if is_sharded(variable)]
     if sharded and optimizer.gradient_accumulation_steps:
         raise ValueError(
-            f"`gradient_accumulation_steps` cannot be combined with the sharded variable `{sharded[0]}`. Let workers sum the "
+            f"`gradient_accumulation_steps` cannot be combined with the sharded variable `{sharded[0]}`. Let "
+            f"workers sum the "
             "gradients of several batches instead: ParameterServerStrategy(push_every_steps=...)."
         )
 
@@ -182,7 +185,7 @@ def _update_part(optimizer, variable, shard_index, gradient, learning_rate, by_r
 def _stand_in(optimizer, scope: _PartScope):
     """Returns an object with the optimizer's state and arithmetic that assigns to the scope."""
 
-    class StandIn(type(optimizer)):
+    class StandIn(type(optimizer)):  # type: ignore[misc]
         def assign(self, variable, value):
             scope.change(variable, value)
 

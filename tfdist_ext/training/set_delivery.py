@@ -1,7 +1,8 @@
 """How does a set get from its worker to the ps, when the worker may die or stop on the way?
 
-A set that is admitted as soon as it is computed is brought by the thread that computed it; one that had to wait is fetched by the
-worker's second thread. Whoever applies never blocks on a worker: a set that does not come in time is lost, and computed again.
+A set that is admitted as soon as it is computed is brought by the thread that computed it; one that had to wait is
+fetched by the worker's second thread. Whoever applies never blocks on a worker: a set that does not come in time is
+lost, and computed again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import tensorflow as tf
 
 from tfdist_ext.training.gradient_set import FIRST_PS
 from tfdist_ext.training.set_program import SetProgram
-from tfdist_ext.training.worker_threads import Worker, WorkerThreads
+from tfdist_ext.training.worker import Worker
+from tfdist_ext.training.worker_threads import WorkerThreads
 
 _LOOK_AROUND_SECONDS = 0.5
 

@@ -1,7 +1,7 @@
 """Who moves training on parameter servers forward?
 
-Workers' threads compute sets and report them; the thread that calls `next_step` applies them. What is computed, admitted,
-dropped and applied is decided by the ledger alone, which is asked under one lock.
+Workers' threads compute sets and report them; the thread that calls `next_step` applies them. What is computed,
+admitted, dropped and applied is decided by the ledger alone, which is asked under one lock.
 """
 
 from __future__ import annotations
@@ -16,31 +16,16 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist_ext import compat, errors, events
-from tfdist_ext.ps import Apply, Dispatch, Ledger, Leases, TooFewWorkers
+from tfdist_ext.ps import Apply, Batch, Dispatch, Leases, Ledger, TooFewWorkers
 from tfdist_ext.training.gradient_set import FIRST_PS
 from tfdist_ext.training.set_delivery import ComputedSet, bring_all
-from tfdist_ext.training.worker_threads import Worker, WorkerThreads
+from tfdist_ext.training.set_job import SetJob
+from tfdist_ext.training.worker import Worker
+from tfdist_ext.training.worker_threads import WorkerThreads
 
 _LOOK_AROUND_SECONDS = 0.5
 _SAY_WAITING_AFTER_SECONDS = 5.0
 _SAY_AGAIN_SECONDS = 30.0
-
-
-class _SetJob:
-    """Computes one set on a worker."""
-
-    def __init__(self, driver: SetDriver, dispatch: Dispatch, data, program, epoch: int):
-        self._driver, self._dispatch, self._data = driver, dispatch, data
-        self._program, self._epoch = program, epoch
-
-    def run(self, worker: Worker) -> None:
-        self._driver._compute(worker, self._dispatch, self._data, self._program)
-
-    def lost(self, worker: Worker) -> None:
-        self._driver.worker_lost(worker.index)
-
-    def failed(self, worker: Worker, error: Exception) -> None:
-        self._driver._set_failed(worker.index, self._epoch, error)
 
 
 class SetDriver:
@@ -51,8 +36,8 @@ class SetDriver:
         program: `SetProgram` of the model.
         make_ledger: Function of the version that makes a `Ledger`.
         version: Updates that were applied to the model before.
-        timeout_seconds: A set that is not back in this time is lost.
-        patience_seconds: Longest time without any worker.
+        timeout_seconds: A set that is not back in this time is computed by another worker.
+        patience_seconds: Longest time without a step.
     """
 
     def __init__(
@@ -137,7 +122,7 @@ class SetDriver:
             return self._error is not None or self._ready is not None
 
     def next_step(self):
-        """Applies the next step; returns its logs, or None when the epoch is over. Raises what `next_outputs` raises."""
+        """Applies the next step; returns its logs, or None when the epoch is over. Raises as `next_outputs` does."""
         read = self.next_outputs()
         return None if read is None else read()
 
@@ -177,8 +162,8 @@ class SetDriver:
         """Ends the epoch: what is not applied by now is dropped and counted.
 
         Args:
-            data: The pass whose epoch is meant; None for whichever is open. Python may end the loop over a pass that was
-                left in its middle when the next one has begun.
+            data: The pass whose epoch is meant; None for whichever is open. Python may end the loop over a pass
+                that was left in its middle when the next one has begun.
         """
         with self._changed:
             if not self._is_open or (data is not None and data is not self._data):
@@ -235,8 +220,8 @@ class SetDriver:
         if waited < self._patience_seconds:
             return
         raise errors.WorkersLostError(
-            f"No step could be applied for {waited:.0f} s. {self._waiting_for()} Start the missing workers again, or see "
-            "why those that are there do not finish what they compute.",
+            f"No step could be applied for {waited:.0f} s. {self._waiting_for()} Start the missing workers again, or "
+            "see why those that are there do not finish what they compute.",
             tasks=self._threads.missing(),
             step=self.ledger.version,
         )
@@ -290,7 +275,7 @@ class SetDriver:
             )
             return
         for dispatch in started:
-            job = _SetJob(self, dispatch, self._data, self._program, self._epoch)
+            job = SetJob(self, dispatch, self._data, self._program, self._epoch)
             self._threads.submit(dispatch.worker, job)
         self._announce_drops()
 
@@ -306,31 +291,18 @@ class SetDriver:
             self._sets.pop(set_id, None)
 
     # --- from the workers' threads -------------------------------------------------------------------------------
-    def _compute(self, worker: Worker, dispatch: Dispatch, data, program) -> None:
-        wires, kept, rows = None, [], 0
-        draw = worker.constant(dispatch.draw if program.uses_draw else 0)
-        cached: list = []
-        if program.fetch is not None:
-            if dispatch.refresh or worker.cache is None:
-                worker.cache = list(program.fetch())
-                self._bytes[worker.index][0] += program.plan.packing.num_bytes
-            cached = worker.cache
-        for batch in dispatch.batches:
-            outputs = _compute_batch(worker, data, batch, program, cached, draw)
-            if outputs is None:
-                with self._changed:
-                    self.ledger.ran_out(dispatch.set_id, batch)
-                    self._dispatch()
-                break
-            counts, some, kept = program.divide(outputs)
-            rows += program.layout.num_rows(some)
-            self._bytes[worker.index][0] += program.bytes_pulled(counts, some)
-            wires = some if wires is None else list(program.join(*wires, *some))
-        if wires is not None:
-            computed = ComputedSet(worker.index, program, wires, kept, delivered=program.pushes)
-            self._arrived(worker, dispatch, rows, computed)
+    def ran_out(self, dispatch: Dispatch, batch: Batch) -> None:
+        """See `set_job.Receiver`."""
+        with self._changed:
+            self.ledger.ran_out(dispatch.set_id, batch)
+            self._dispatch()
 
-    def _arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: ComputedSet) -> None:
+    def pulled(self, worker: Worker, num_bytes: int) -> None:
+        """See `set_job.Receiver`."""
+        self._bytes[worker.index][0] += num_bytes
+
+    def arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: ComputedSet) -> None:
+        """See `set_job.Receiver`."""
         pushed = computed.program.bytes_pushed(computed.wires)
         with self._changed:
             self._sets[dispatch.set_id] = computed
@@ -350,14 +322,15 @@ class SetDriver:
             computed.busy = False
             self._dispatch()
 
-    def _set_failed(self, index: int, epoch: int, error: Exception) -> None:
+    def set_failed(self, index: int, epoch: int, error: Exception) -> None:
+        """See `set_job.Receiver`."""
         with self._changed:
             if epoch == self._epoch:
                 self._error = self._error or error
             self.worker_lost(index)
 
     def worker_lost(self, index: int) -> None:
-        """See `worker_threads.Owner`."""
+        """See `worker.Owner`."""
         with self._changed:
             for computed in self._sets.values():
                 computed.lost = computed.lost or (computed.worker == index and not computed.delivered)
@@ -366,7 +339,7 @@ class SetDriver:
             self._dispatch()
 
     def worker_joined(self, index: int) -> None:
-        """See `worker_threads.Owner`."""
+        """See `worker.Owner`."""
         with self._changed:
             if self._joined.get(index) != self._threads.workers[index].incarnation:
                 self._joined[index] = self._threads.workers[index].incarnation
@@ -374,20 +347,8 @@ class SetDriver:
             self._dispatch()
 
     def failed(self, error: Exception) -> None:
-        """See `worker_threads.Owner`."""
+        """See `worker.Owner`."""
         with self._changed:
             if self._error is None:
                 self._error = error
             self._changed.notify_all()
-
-
-def _compute_batch(worker: Worker, data, batch, program, cached, draw):
-    """Returns the outputs for one batch, or None when there is no such batch."""
-    if data.feed is not None:
-        fed = data.feed.get(batch.shard, batch.position)
-        return None if fed is None else program.compute_batch(fed, cached, draw)
-    try:
-        return program.compute_next(worker.reader.at(data, batch.shard, batch.position), cached, draw)
-    except tf.errors.OutOfRangeError:
-        compat.forget_error()
-        return None

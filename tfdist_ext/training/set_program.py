@@ -1,12 +1,14 @@
 """What runs on a worker to make a set, and on the ps to apply the sets of a step?
 
-Each is one traced function. `compute` runs wholly on a worker and reads variables from the ps; `deliver` brings a set to the ps;
-`commit` runs on the ps alone, where everything it needs has arrived, so that a worker's death cannot leave it half done.
+Each is one traced function. `compute` runs wholly on a worker and reads variables from the ps; `deliver` brings a
+set to the ps; `commit` runs on the ps alone, where everything it needs has arrived, so that a worker's death cannot
+leave it half done.
 """
 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,7 +19,6 @@ from tfdist_ext.training import gradient_set, losses, optimizers, row_update
 from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout, SetRecorder
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan, is_sharded
 from tfdist_ext.training.recorder import watching_results
-
 
 
 class SetProgram:
@@ -47,19 +48,20 @@ class SetProgram:
         self._compensation = compensation
         self._round_size = round_size
         self._fixed_share: float | None = None
-        self.layout: SetLayout | None = None
-        self.pulled: Pulled | None = None
+        self.layout: Any = None  # `SetLayout`, once traced.
+        self.pulled: Any = None  # `Pulled`, once traced.
         self.uses_draw = False
         self._commits: dict = {}
         self._means: dict = {}
         self._deliver = self._join = None
         self.plan = PullPlan(variables, strategy.wire_dtype)
-        self.fetch = None
+        self.fetch: Any = None
         if caches:
             self.fetch = tf.function(self.plan.read_on_ps, autograph=False).get_concrete_function()
         self._cached_specs = [tf.TensorSpec(w.shape, w.dtype) for w in self.fetch.outputs] if caches else []
         self._draw_spec = tf.TensorSpec([], tf.int64)
-        self._from_iterator = self._from_batch = None
+        self._from_iterator: Any = None
+        self._from_batch: Any = None
 
     @classmethod
     def of_function(cls, strategy, step, batch_spec, **options) -> SetProgram:
@@ -102,7 +104,9 @@ class SetProgram:
         backups = list(wires)
         pulled = Pulled(self.plan, wires, tf.compat.v1.get_default_graph())
         recorder = SetRecorder()
-        frame = frames.Frame(None, 0, 1, recorder=recorder, draw=draw, pulled=pulled, round_size=self._round_size)
+        frame = frames.Frame(
+            None, 0, 1, recorder=recorder, draw=draw, pulled=pulled, round_size=self._round_size
+        )
         scope = PulledScope(pulled, recorder.check_access)
         data = keras.tree.map_structure(_none_for_optional, data)
         rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if leaf is not None])
@@ -147,7 +151,9 @@ class SetProgram:
             specs = self._wire_specs()
 
             def join(*wires):
-                first, second = (self.layout.unpack_here(w) for w in (wires[: len(specs)], wires[len(specs) :]))
+                first, second = (
+                    self.layout.unpack_here(w) for w in (wires[: len(specs)], wires[len(specs) :])
+                )
                 return self.layout.packing.pack(gradient_set.joined(first, second))
 
             self._join = tf.function(join, autograph=False).get_concrete_function(*specs, *specs)
@@ -158,7 +164,8 @@ class SetProgram:
         dense = 0 if self._caches else self.plan.packing.num_bytes
         dense += sum(v.shape.num_elements() * v._value.dtype.size for v in self.pulled.large_read)
         counted = sum(
-            count.shape[0] * (t.row_bytes + t.id_bytes) for count, t in zip(counts, self._counted, strict=True)
+            count.shape[0] * (t.row_bytes + t.id_bytes)
+            for count, t in zip(counts, self._counted, strict=True)
         )
         seen = {id(t.variable) for t in self._counted}
         tables = {id(t.variable) for t in self.pulled.touched} - seen
@@ -228,7 +235,9 @@ class SetProgram:
                 received = [self.layout.unpack(tensors[: self.num_wires]) for tensors in wires]
                 kept = [tensors[self.num_wires :] for tensors in wires]
                 by_weight = gradient_set.shares_of(received)
-                shares = gradient_set.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
+                shares = (
+                    gradient_set.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
+                )
                 updated = gradient_set.new_values(self.layout, received, by_weight, is_fresh)
                 logs = gradient_set.draw_logs(self.layout, received, shares, updated)
                 outputs = self._packed_logs(logs)
@@ -249,7 +258,7 @@ class SetProgram:
     def _apply(self, application, received, shares, factor, kept, is_fresh):
         optimizer, variables = self.layout.applications[application]
         parts, whole = {}, []
-        for index, variable in enumerate(variables):
+        for index in range(len(variables)):
             per_shard = gradient_set.sum_gradients(received, shares, application, index)
             gradient = gradient_set.sharded_whole(per_shard)
             parts[id(gradient)] = per_shard
@@ -264,7 +273,10 @@ class SetProgram:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         row_update.check_can_shard(inner, variables)
         with contextlib.ExitStack() as stack:
-            if any(is_sharded(v) or isinstance(g, tf.IndexedSlices) for g, v in zip(whole, variables, strict=True)):
+            if any(
+                is_sharded(v) or isinstance(g, tf.IndexedSlices)
+                for g, v in zip(whole, variables, strict=True)
+            ):
                 stack.enter_context(row_update.updating_shards_and_rows(inner, gradients_of))
             stack.enter_context(row_update.scaled_learning_rate(inner, factor))
             stack.enter_context(self._strategy.extended.applying())
@@ -273,9 +285,14 @@ class SetProgram:
     def _packed_logs(self, logs):
         """Returns one vector of all scalar logs, then the others; remembers how to read them."""
         flat = tf.nest.flatten(logs)
-        numbers = [leaf for leaf in flat if tf.is_tensor(leaf) and leaf.shape.rank == 0 and leaf.dtype != tf.string]
+        numbers = [
+            leaf for leaf in flat if tf.is_tensor(leaf) and leaf.shape.rank == 0 and leaf.dtype != tf.string
+        ]
         others = [leaf for leaf in flat if tf.is_tensor(leaf) and not any(leaf is n for n in numbers)]
-        kinds = ["number" if any(leaf is n for n in numbers) else "other" if tf.is_tensor(leaf) else leaf for leaf in flat]
+        kinds = [
+            "number" if any(leaf is n for n in numbers) else "other" if tf.is_tensor(leaf) else leaf
+            for leaf in flat
+        ]
         dtypes = [leaf.dtype.as_numpy_dtype for leaf in numbers]
         self._log_reading = (logs, kinds, dtypes)
         vector = [tf.cast(number, tf.float64) for number in numbers]
@@ -309,7 +326,8 @@ class PredictProgram:
         self._model, self._spec = model, batch_spec
         self.plan = PullPlan(model.variables, wire_dtype)
         self.structure = None
-        self._from_iterator = self._from_batch = None
+        self._from_iterator: Any = None
+        self._from_batch: Any = None
 
     @property
     def compute_next(self):
@@ -352,5 +370,3 @@ def _on_their_ps(groups, wires) -> list:
 
 def _none_for_optional(leaf):
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
-
-

@@ -8,8 +8,9 @@ import keras
 class UpdateLogs(keras.callbacks.Callback):
     """Adds to the logs of each epoch what the update policy did, so that History, CSVLogger and TensorBoard show it.
 
-    Keys: `applied_sets`, `dropped_sets`, `lost_sets`, `dropped_rows`, `staleness_p50`, `staleness_p95`, `staleness_max` and
-    `wait_seconds`: counts since the strategy began to train the model. Put it first in the list of callbacks.
+    Keys: `applied_sets`, `dropped_sets`, `lost_sets`, `dropped_rows`, `staleness_p50`, `staleness_p95`,
+    `staleness_max` and `wait_seconds`: counts since the strategy began to train the model. Put it first in the list
+    of callbacks.
 
     Example:
         >>> model.fit(dataset, callbacks=[UpdateLogs()])  # doctest: +SKIP

@@ -1,9 +1,10 @@
 """How does the chief run functions on its workers, and what does it do when one does not answer?
 
-Each worker has a thread here, which runs one job at a time on it and blocks until the job is done. When a call fails the thread
-finds out whose fault it was: a worker that died is waited for and connected again; a dead ps, or an error of the user's
-function, ends the training with one typed error. A second thread a worker fetches what it holds, so that nobody else has to
-block on a worker that may never answer.
+Each worker has a thread here, which runs one job at a time on it and blocks until the job is done. When a call fails
+the thread finds out whose fault it was: a worker that died is waited for and connected again; a dead ps, or an error of
+the user's function, ends the training with one typed error. A second thread a worker fetches what it holds, so that
+nobody else has to block on a worker that may never answer. One more thread watches them all: TensorFlow's calls have no
+deadline, and whatever is new to the chief is sent to every worker, so that one stopped process would stop everything.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import queue
 import re
 import threading
 import time
-from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
@@ -20,7 +20,7 @@ from absl import logging
 from tfdist_ext import compat, errors, events
 from tfdist_ext.cluster import Task
 from tfdist_ext.cluster.reachability import answers, hang_up, listening
-from tfdist_ext.data.worker_dataset import ShardReader
+from tfdist_ext.training.worker import Job, Owner, Probe, Worker
 
 # Words in the errors of a task that was started again: it does not know what its predecessor did.
 _FORGOT = ("context_id", "Unable to find the relevant tensor", "not found in the context", "remote_handle")
@@ -39,103 +39,6 @@ _SHORTEST_WATCH_SECONDS = 0.25
 _LONGEST_WATCH_SECONDS = 2.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
-
-
-class Job(Protocol):
-    """What a worker's thread does next."""
-
-    def run(self, worker: Worker) -> None:
-        """Runs on the worker's thread, with the worker as TensorFlow's device."""
-        ...
-
-    def lost(self, worker: Worker) -> None:
-        """The worker did not do it, and is not there for whoever gave the job until it joins again."""
-        ...
-
-    def failed(self, worker: Worker, error: Exception) -> None:
-        """Whoever gave the job cannot go on; the worker is not to blame, and is lost to the job all the same."""
-        ...
-
-
-class Owner(Protocol):
-    """Whoever gives jobs to workers at present."""
-
-    def worker_lost(self, index: int) -> None:
-        """A worker died."""
-        ...
-
-    def worker_joined(self, index: int) -> None:
-        """A worker is there again, or answers again."""
-        ...
-
-    def failed(self, error: Exception) -> None:
-        """Training cannot go on."""
-        ...
-
-    def close(self) -> None:
-        """Somebody else gives jobs from now on."""
-        ...
-
-
-class Worker:
-    """One worker, as the chief sees it.
-
-    Attributes:
-        index: Index of the worker.
-        task: `Task` of the cluster.
-        device: Device on which its functions run.
-        reader: The iterators it has open.
-        constants: Small tensors that were sent to it before, by value.
-        cache: Variables it has fetched, or None.
-        is_there: False from its death until it was connected again.
-        is_slow: True while a call lasts that nobody waits for any more.
-        is_leaving: True while it is taken out of TensorFlow's list.
-        calls: What its threads do, and since when.
-        incarnation: How often it came back.
-    """
-
-    def __init__(self, index: int):
-        self.index = index
-        self.task = Task("worker", index)
-        self.device = f"/job:worker/replica:0/task:{index}"
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.errands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.failures_in_a_row = self.connections_in_a_row = 0
-        self.is_there = True
-        self.is_slow = self.is_leaving = False
-        self.calls: dict[int, tuple[Job, float]] = {}
-        self.answered = time.monotonic()
-        self.incarnation = 0
-        self.forget()
-
-    def forget(self) -> None:
-        """Drops everything that lived on it."""
-        self.reader = ShardReader(f"{self.device}/device:CPU:0")
-        self.constants: dict[int, tf.Tensor] = {}
-        self.cache: list | None = None
-
-    def constant(self, value: int) -> tf.Tensor:
-        """Returns a scalar int64 tensor on the worker; each value is sent once."""
-        tensor = self.constants.get(value)
-        if tensor is None:
-            with tf.device(f"{self.device}/device:CPU:0"):
-                tensor = tf.identity(tf.constant(value, tf.int64))
-            self.constants[value] = tensor
-        return tensor
-
-
-class _Probe:
-    """Finds out whether a worker is alive: its failure is treated like that of any job."""
-
-    def run(self, worker: Worker) -> None:
-        worker.constants.clear()
-        worker.constant(0)
-
-    def lost(self, worker: Worker) -> None:
-        pass
-
-    def failed(self, worker: Worker, error: Exception) -> None:
-        pass
 
 
 class WorkerThreads:
@@ -228,8 +131,8 @@ class WorkerThreads:
 
     def _without(self, task: Task, what: str) -> errors.ParameterServerLostError:
         return errors.ParameterServerLostError(
-            f"{task} at {self.address(task)} {what}, and the variables on it are lost. Start the job again; it can go on "
-            "from its last checkpoint.",
+            f"{task} at {self.address(task)} {what}, and the variables on it are lost. Start the job again; it can "
+            "go on from its last checkpoint.",
             task=str(task),
         )
 
@@ -249,7 +152,7 @@ class WorkerThreads:
             if any(now - began > self.timeout_seconds for _, began in list(worker.calls.values())):
                 self._stop_waiting_for(worker, f"needs more than {self.timeout_seconds:g} s")
         elif worker.is_there and not worker.calls and not listening(address):
-            self.submit(worker.index, _Probe())  # It died while it had nothing to do.
+            self.submit(worker.index, Probe())  # It died while it had nothing to do.
         elif now - worker.answered > self.timeout_seconds:
             self._stop_waiting_for(worker, "does not answer; its connections are cut")
             # Again and again, because TensorFlow connects again.
@@ -259,12 +162,14 @@ class WorkerThreads:
         if worker.is_slow or not worker.is_there:
             return
         worker.is_slow = True
-        logging.warning("%s at %s %s; training goes on without it.", worker.task, self.address(worker.task), why)
+        logging.warning(
+            "%s at %s %s; training goes on without it.", worker.task, self.address(worker.task), why
+        )
         events.emit("worker_overdue", task=str(worker.task), reason=why)
         for job, _ in list(worker.calls.values()):
             job.lost(worker)
         self._tell("worker_lost", worker.index)
-        self.submit(worker.index, _Probe())
+        self.submit(worker.index, Probe())
 
     # --- on the worker's threads ---------------------------------------------------------------------------------
     def _serve(self, worker: Worker, inbox: queue.SimpleQueue, fetches: bool) -> None:
@@ -279,7 +184,11 @@ class WorkerThreads:
             except Exception as error:
                 executor.clear_error()
                 del worker.calls[fetches]
-                self._after_failure(worker, job, error, fetches)
+                try:
+                    self._after_failure(worker, job, error, fetches)
+                except Exception as unforeseen:
+                    # Training must not wait for a thread that is no more.
+                    job.failed(worker, unforeseen)
             worker.calls.pop(fetches, None)
             del job  # Holds tensors.
             if worker.is_slow and worker.is_there:
@@ -300,7 +209,7 @@ class WorkerThreads:
             job.failed(worker, lost_ps)
         elif fetches and (dead or unreachable):
             job.lost(worker)
-            self.submit(worker.index, _Probe())
+            self.submit(worker.index, Probe())
         elif dead:
             self._connect_again(worker, job, error)
         elif unreachable:
@@ -328,7 +237,7 @@ class WorkerThreads:
 
     def _connect_again(self, worker: Worker, job: Job, error: Exception) -> None:
         worker.is_there = False
-        logging.warning("%s at %s died; training goes on without it (%s).", worker.task, self.address(worker.task),
+        logging.warning("%s at %s is lost; training goes on without it (%s).", worker.task, self.address(worker.task),
                         _first_line(error))  # fmt: skip
         events.emit("worker_lost", task=str(worker.task), reason=_first_line(error))
         worker.forget()
@@ -359,9 +268,10 @@ class WorkerThreads:
         self._tell(
             "failed",
             errors.WorkersLostError(
-                f"{worker.task} at {self.address(worker.task)} listens, but {worker.connections_in_a_row} connections in "
-                f"a row were of no use, and no other worker is there. The last error: {_first_line(error)}. See whether "
-                "another program uses the port, and whether the worker can reach the ps.",
+                f"{worker.task} at {self.address(worker.task)} listens, but {worker.connections_in_a_row} "
+                "connections in a row were of no use, and no other worker is there. The last error: "
+                f"{_first_line(error)}. See whether another program uses the port, and whether the worker can "
+                "reach the ps.",
                 tasks=self.missing(),
             ),
         )
