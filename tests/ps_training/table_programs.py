@@ -105,7 +105,9 @@ def _lazy_adam_by_hand(table, ids, targets, batch, rate, beta1=0.9, beta2=0.999,
         touched = np.unique(some)
         first[touched] += (1 - beta1) * (gradient[touched] - first[touched])
         second[touched] += (1 - beta2) * (gradient[touched] ** 2 - second[touched])
-        scale = rate * np.sqrt(1 - beta2**step) / (1 - beta1**step)
+        # Keras takes these two powers of the numbers in single precision.
+        power1, power2 = float(np.float32(beta1)) ** step, float(np.float32(beta2)) ** step
+        scale = rate * np.sqrt(1 - power2) / (1 - power1)
         table[touched] -= scale * first[touched] / (np.sqrt(second[touched]) + epsilon)
     return table
 
