@@ -198,6 +198,8 @@ class VariablePlacer:
                 variable.read_value(), trainable=variable.trainable, name=variable.name.split(":")[0],
                 aggregation=variable.aggregation, synchronization=variable.synchronization,
             )  # fmt: skip
+        # Optimizers that know it already find its slots by this.
+        moved._unique_id = variable._unique_id
         self._placed[moved._unique_id] = dataclasses.replace(
             placed, task=task, variable=weakref.ref(moved), slots=[]
         )

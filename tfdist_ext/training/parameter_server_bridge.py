@@ -93,6 +93,10 @@ def enumerate_steps(original):
                 data.source.close(data)
         if self.steps_per_epoch and step < self.steps_per_epoch:
             self._interrupted_warning()
+        if not self.steps_per_epoch and (self.data_adapter.num_batches or self._num_batches):
+            # Keras opens an iterator here that it never reads. A dataset that reshuffles counts it.
+            self._distributed_dataset.skip_pass()
+        self._num_batches = self._num_batches or step
         self.data_adapter.on_epoch_end()
 
     return enumerate_iterator
