@@ -82,7 +82,7 @@ def measure_delays(size: Size) -> Iterator[dict]:
     """Yields a result for each policy: one of all workers sleeps longer."""
     strategy = tfdist_ext.ParameterServerStrategy()
     num_workers = strategy.num_workers
-    plain = [size.sleep_seconds] * num_workers
+    plain: list[float | None] = [size.sleep_seconds] * num_workers
     delays = {"even": plain, "slow": [*plain[:-1], size.slow_seconds]}
     policies = {
         "Synchronous(0)": Policy(tfdist_ext.Synchronous(0), {**delays, "fewer": [*plain[:-1], None]}),
