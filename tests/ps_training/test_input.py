@@ -68,4 +68,6 @@ def test_d7_the_report_says_on_which_task_the_input_runs(chief):
     assert "shard 0 of 2: on worker:0" in result["interleave"] and "worker:1" in result["interleave"]
     assert "RepeatDataset" in result["repeat"] and "on worker:1" in result["repeat"]
     assert result["cardinality"] == -1  # tf.data's word for a dataset without end.
-    assert result["python"].startswith("All operations run on chief:0") and "Python function" in result["python"]
+    assert (
+        result["python"].startswith("All operations run on chief:0") and "Python function" in result["python"]
+    )

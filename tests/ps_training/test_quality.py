@@ -17,7 +17,7 @@ def test_digits_reach_the_accuracy_of_one_device_under_every_policy(chief):
 
 
 def test_clicks_reach_the_log_loss_of_one_device_under_every_policy(chief):
-    """Trained on the same 6,000 clicks; a synchronous round halves the number of steps, so that the margin is 0.05 nats.
+    """Trained on the same 6,000 clicks, within 0.05 nats: a synchronous round halves the number of steps.
 
     A model that knows the mean rate only is at 0.69 nats.
     """
