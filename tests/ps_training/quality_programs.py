@@ -38,7 +38,7 @@ def digits(cluster, epochs=6):
 
 
 def clicks(cluster, epochs=3):
-    """Trains a logistic regression on embeddings, ids from Zipf's law; returns log-losses, the best reachable one too."""
+    """Trains a logistic regression on embeddings, ids from Zipf's law; returns log-losses, with the best reachable."""
     generator = np.random.default_rng(5)
     rows, ids_of = 6000, 20_000
     ids = np.minimum(generator.zipf(1.3, (rows, 2)), ids_of) - 1

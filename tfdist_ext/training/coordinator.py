@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
-from tfdist_ext.training.parameter_server_bridge import new_driver, threads_of, training_options
 from tfdist_ext.training.set_program import SetProgram
+from tfdist_ext.training.worker_functions import new_driver, threads_of, training_options
 
 
 class RemoteValue:

@@ -17,7 +17,7 @@ from tfdist_ext import compat, errors
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies import groups
 from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
-from tfdist_ext.training import agreement, losses, optimizers, saving
+from tfdist_ext.training import agreement, losses, optimizers, saving, worker_functions
 from tfdist_ext.training import embedding_rows as rows_of_embeddings
 from tfdist_ext.training import parameter_server_bridge as parameter_servers
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
@@ -78,7 +78,7 @@ def _make_train_function(original):
     def make_train_function(self, force=False):
         servers = parameter_servers.strategy_of(self)
         if servers is not None and (self.train_function is None or force):
-            self.train_function = parameter_servers.TrainFunction(self, servers)
+            self.train_function = worker_functions.TrainFunction(self, servers)
             return None
         strategy = strategy_of(self)
         if strategy is None or (self.train_function is not None and not force):
@@ -94,7 +94,7 @@ def _make_test_function(original):
     def make_test_function(self, force=False):
         servers = parameter_servers.strategy_of(self)
         if servers is not None and (self.test_function is None or force):
-            self.test_function = parameter_servers.TestFunction(self, servers)
+            self.test_function = worker_functions.TestFunction(self, servers)
             return None
         if strategy_of(self) is None or (self.test_function is not None and not force):
             return original(self, force)
@@ -108,7 +108,7 @@ def _make_predict_function(original):
     def make_predict_function(self, force=False):
         servers = parameter_servers.strategy_of(self)
         if servers is not None and (self.predict_function is None or force):
-            self.predict_function = parameter_servers.PredictFunction(self, servers)
+            self.predict_function = worker_functions.PredictFunction(self, servers)
             return None
         strategy = strategy_of(self)
         if strategy is None or (self.predict_function is not None and not force):

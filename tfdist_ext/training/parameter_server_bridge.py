@@ -16,13 +16,10 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
-from tfdist_ext.ps import Asynchronous, BoundedStaleness, Ledger, Synchronous
+from tfdist_ext.ps import BoundedStaleness, Synchronous
 from tfdist_ext.strategies.parameter_server import ParameterServerStrategy
 from tfdist_ext.training import pulled, row_update
-from tfdist_ext.training.ordered_reader import OrderedReader
-from tfdist_ext.training.set_driver import SetDriver
-from tfdist_ext.training.set_program import PredictProgram, SetProgram
-from tfdist_ext.training.worker_threads import WorkerThreads
+from tfdist_ext.training.worker_functions import PredictedBatch, threads_of
 
 
 class _Mode(threading.local):
@@ -55,13 +52,6 @@ def running(name: str, model):
         raise
     finally:
         _mode.name, _mode.model = before
-
-
-def threads_of(strategy) -> WorkerThreads:
-    """Returns the threads of the strategy's workers, started at first use and shared by all strategies."""
-    if strategy._threads is None:
-        strategy._threads = WorkerThreads.shared(strategy.specification, strategy.server_def)
-    return strategy._threads
 
 
 # --- epochs -------------------------------------------------------------------------------------------------------
@@ -126,211 +116,6 @@ def _num_steps(data: WorkerDataset, strategy) -> int | None:
     return None if drops else sum(math.ceil(length / push) for length in data.lengths)
 
 
-# --- the functions that Keras calls ---------------------------------------------------------------------------------
-class TrainFunction:
-    """Applies the next step of training; Keras calls it in place of its own train function."""
-
-    def __init__(self, model, strategy):
-        self._model, self._strategy = model, strategy
-        self._driver: Any = None
-        self._spec: Any = None
-
-    def __call__(self, iterator):
-        """Returns the logs of the next steps, or raises StopIteration."""
-        if not isinstance(iterator, WorkerIterator):
-            return self._train_on_batch(next(iter(iterator)))
-        if iterator.source is None or not iterator.source.is_open_on(iterator):
-            self._driver_for(iterator.element_spec).begin(iterator, iterator.max_steps)
-            iterator.source = self._driver
-        logs = None
-        for _ in range(self._model.steps_per_execution):
-            following = self._driver.next_step()
-            if following is None:
-                break
-            logs = following
-        if logs is None:
-            raise StopIteration
-        return logs
-
-    def _train_on_batch(self, batch):
-        data = _single_batch(batch, self._strategy)
-        driver = self._driver_for(data.element_spec)
-        driver.begin(data, None)
-        try:
-            return driver.next_step()
-        finally:
-            driver.close()
-
-    def _driver_for(self, spec) -> SetDriver:
-        if self._driver is None:
-            self._driver = self._new_driver(spec)
-        elif not _same_spec(spec, self._spec):
-            self._driver.use_program(_train_program(self._model, self._strategy, spec))
-        self._spec = spec
-        self._strategy._driver = self._driver
-        return self._driver
-
-    def _new_driver(self, spec) -> SetDriver:
-        program = _train_program(self._model, self._strategy, spec)
-        return new_driver(self._strategy, program, int(self._model.optimizer.iterations.numpy()))
-
-
-def new_driver(strategy, program: SetProgram, version: int) -> SetDriver:
-    """Returns what trains with a program under the strategy's policy.
-
-    Args:
-        strategy: `ParameterServerStrategy`.
-        program: The traced step.
-        version: Updates that were applied before.
-    """
-
-    def make_ledger(version):
-        return Ledger(
-            strategy.update_policy, strategy.num_workers, too_few_workers=strategy.too_few_workers,
-            requeue_dropped=strategy.requeue_dropped, fetch_every_steps=strategy.fetch_every_steps,
-            push_every_steps=strategy.push_every_steps, version=version,
-        )  # fmt: skip
-
-    return SetDriver(
-        threads_of(strategy), program, make_ledger, version, strategy.worker_timeout_seconds,
-        strategy.patience_seconds,
-    )  # fmt: skip
-
-
-def _train_program(model, strategy, spec) -> SetProgram:
-    return SetProgram(
-        strategy, model.train_step, spec, [*model.variables, *model.metrics_variables], model.metrics,
-        trains=True, **training_options(strategy),
-    )  # fmt: skip
-
-
-def training_options(strategy) -> dict:
-    """Returns the keyword arguments of a `SetProgram` that follow from the strategy."""
-    policy = strategy.update_policy
-    always_admitted = isinstance(policy, Asynchronous) or (
-        isinstance(policy, Synchronous) and policy.num_backup_workers == 0
-    )
-    return {
-        "pushes": always_admitted and strategy.push_every_steps == 1,
-        "caches": strategy.fetch_every_steps > 1 or strategy.push_every_steps > 1,
-        "compensation": strategy.delay_compensation,
-        "round_size": strategy.num_workers - policy.num_backup_workers
-        if isinstance(policy, Synchronous)
-        else 1,
-    }
-
-
-class TestFunction:
-    """Adds the next batch to the metrics, in the order of the data."""
-
-    __test__ = False  # Not a test class, whatever pytest thinks of its name.
-
-    def __init__(self, model, strategy):
-        self._model, self._strategy = model, strategy
-        self._program: Any = None
-        self._spec: Any = None
-
-    def __call__(self, iterator):
-        """Returns the logs after the next batches, or raises StopIteration."""
-        if not isinstance(iterator, WorkerIterator):
-            data = _single_batch(next(iter(iterator)), self._strategy)
-            reader = self._reader(data)
-            try:
-                return self._add(reader.next_result())
-            finally:
-                reader.close()
-        if iterator.source is None:
-            iterator.source = self._reader(iterator)
-        logs = self._add(iterator.source.next_result())
-        for _ in range(self._model.steps_per_execution - 1):
-            if not iterator.source.has_next():
-                break
-            logs = self._add(iterator.source.next_result())
-        return logs
-
-    def _reader(self, data) -> OrderedReader:
-        if self._program is None or not _same_spec(data.element_spec, self._spec):
-            self._spec = data.element_spec
-            variables = [*self._model.variables, *self._model.metrics_variables]
-            self._program = SetProgram(
-                self._strategy, self._model.test_step, self._spec, variables, self._model.metrics, trains=False,
-                pushes=True,
-            )  # fmt: skip
-        program = self._program
-
-        def compute(worker, data_or_iterator):
-            from_iterator = isinstance(data_or_iterator, tf.data.Iterator)
-            function = program.compute_next if from_iterator else program.compute_batch
-            _, wires, _ = program.divide(function(data_or_iterator, [], worker.constant(0)))
-            return wires
-
-        program.trace(data.feed is not None)
-        strategy = self._strategy
-        return OrderedReader(
-            threads_of(strategy), data, compute, strategy.worker_timeout_seconds, strategy.patience_seconds
-        )
-
-    def _add(self, wires):
-        program = self._program
-        with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
-            return program.read_logs(program.commit(1, True, False)(tf.constant(1.0), [wires]))
-
-
-class PredictFunction:
-    """Returns the outputs for the next batches, in the order of the data."""
-
-    def __init__(self, model, strategy):
-        self._model, self._strategy = model, strategy
-        self._program: Any = None
-        self._spec: Any = None
-
-    def __call__(self, data):
-        """Returns the outputs for a list of batches, joined."""
-        parts = [self._outputs(one) for one in data]
-        if len(parts) == 1:
-            return parts[0]
-        return keras.tree.map_structure(lambda *some: tf.concat(some, axis=0), *parts)
-
-    def _outputs(self, batch):
-        if isinstance(batch, _PredictedBatch):
-            return batch.outputs
-        data = _single_batch(batch, self._strategy)
-        reader = self.reader(data)
-        try:
-            return self.packed(reader.next_result())
-        finally:
-            reader.close()
-
-    def packed(self, flat):
-        """Returns flat arrays as the structure that `predict_step` returned."""
-        return tf.nest.pack_sequence_as(self._program.structure, [tf.constant(array) for array in flat])
-
-    def reader(self, data) -> OrderedReader:
-        """Starts predicting a pass over the data."""
-        if self._program is None or not _same_spec(data.element_spec, self._spec):
-            self._spec = data.element_spec
-            self._program = PredictProgram(self._model, self._spec, self._strategy.wire_dtype)
-        program = self._program
-
-        def compute(worker, data_or_iterator):
-            from_iterator = isinstance(data_or_iterator, tf.data.Iterator)
-            function = program.compute_next if from_iterator else program.compute_batch
-            return [tensor.numpy() for tensor in function(data_or_iterator)]
-
-        program.trace(data.feed is not None)
-        strategy = self._strategy
-        return OrderedReader(
-            threads_of(strategy), data, compute, strategy.worker_timeout_seconds, strategy.patience_seconds
-        )
-
-
-class _PredictedBatch:
-    """A batch of `predict` whose outputs are there already."""
-
-    def __init__(self, outputs):
-        self.outputs = outputs
-
-
 def _next_predicted(data: WorkerIterator):
     """Returns what Keras' `predict` gets for `next(iterator)`.
 
@@ -340,32 +125,7 @@ def _next_predicted(data: WorkerIterator):
     function = _mode.model.predict_function
     if data.source is None:
         data.source = function.reader(data)
-    return _PredictedBatch(function.packed(data.source.next_result()))
-
-
-def _same_spec(one, other) -> bool:
-    return tf.nest.flatten(one) == tf.nest.flatten(other)
-
-
-def _single_batch(batch, strategy) -> WorkerIterator:
-    """Returns one pass over one batch that the chief has, for `train_on_batch` and its like."""
-    batch = keras.tree.map_structure(_tensor_or_optional, batch)
-    spec = keras.tree.map_structure(_spec_of_rows, batch)
-    data = WorkerDataset([[batch]], spec, strategy.num_workers, None, False, "it is a single batch")
-    data.lengths = [1] + [0] * (strategy.num_workers - 1)
-    return iter(data)
-
-
-def _tensor_or_optional(leaf):
-    if leaf is None:
-        return tf.experimental.Optional.empty(None)
-    return leaf if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(leaf)
-
-
-def _spec_of_rows(leaf):
-    if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-    return tf.type_spec_from_value(leaf)
+    return PredictedBatch(function.packed(data.source.next_result()))
 
 
 # --- what Keras calls on the model ---------------------------------------------------------------------------------

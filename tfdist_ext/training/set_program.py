@@ -15,10 +15,11 @@ import tensorflow as tf
 
 from tfdist_ext.data import batches
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training import gradient_set, losses, optimizers, row_update
-from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout, SetRecorder
+from tfdist_ext.training import losses, optimizers, row_update, set_sums
+from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan, is_sharded
 from tfdist_ext.training.recorder import watching_results
+from tfdist_ext.training.set_recorder import SetRecorder
 
 
 class SetProgram:
@@ -108,7 +109,7 @@ class SetProgram:
             None, 0, 1, recorder=recorder, draw=draw, pulled=pulled, round_size=self._round_size
         )
         scope = PulledScope(pulled, recorder.check_access)
-        data = keras.tree.map_structure(_none_for_optional, data)
+        data = keras.tree.map_structure(none_for_optional, data)
         rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if leaf is not None])
         with watching_results(self._metrics), frames.entered(frame), scope:
             logs = self._step(data)
@@ -154,7 +155,7 @@ class SetProgram:
                 first, second = (
                     self.layout.unpack_here(w) for w in (wires[: len(specs)], wires[len(specs) :])
                 )
-                return self.layout.packing.pack(gradient_set.joined(first, second))
+                return self.layout.packing.pack(set_sums.joined(first, second))
 
             self._join = tf.function(join, autograph=False).get_concrete_function(*specs, *specs)
         return self._join
@@ -234,12 +235,10 @@ class SetProgram:
             with tf.control_dependencies(barrier):
                 received = [self.layout.unpack(tensors[: self.num_wires]) for tensors in wires]
                 kept = [tensors[self.num_wires :] for tensors in wires]
-                by_weight = gradient_set.shares_of(received)
-                shares = (
-                    gradient_set.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
-                )
-                updated = gradient_set.new_values(self.layout, received, by_weight, is_fresh)
-                logs = gradient_set.draw_logs(self.layout, received, shares, updated)
+                by_weight = set_sums.shares_of(received)
+                shares = set_sums.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
+                updated = set_sums.new_values(self.layout, received, by_weight, is_fresh)
+                logs = set_sums.draw_logs(self.layout, received, shares, updated)
                 outputs = self._packed_logs(logs)
                 for application in range(len(self.layout.applications)):
                     self._apply(application, received, shares, factor, kept, is_fresh)
@@ -259,8 +258,8 @@ class SetProgram:
         optimizer, variables = self.layout.applications[application]
         parts, whole = {}, []
         for index in range(len(variables)):
-            per_shard = gradient_set.sum_gradients(received, shares, application, index)
-            gradient = gradient_set.sharded_whole(per_shard)
+            per_shard = set_sums.sum_gradients(received, shares, application, index)
+            gradient = set_sums.sharded_whole(per_shard)
             parts[id(gradient)] = per_shard
             whole.append(gradient)
         if self._compensation is not None and not is_fresh:
@@ -268,7 +267,7 @@ class SetProgram:
 
         def gradients_of(variable, gradient):
             known = parts.get(id(gradient))
-            return known if known is not None else gradient_set.split_whole(variable, gradient)
+            return known if known is not None else set_sums.split_whole(variable, gradient)
 
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         row_update.check_can_shard(inner, variables)
@@ -313,53 +312,6 @@ class SetProgram:
         return tf.nest.pack_sequence_as(structure, flat)
 
 
-class PredictProgram:
-    """The traced `predict_step` of a model, run on a worker.
-
-    Args:
-        model: Keras model, built.
-        batch_spec: Structure of specs of one batch.
-        wire_dtype: Dtype in which variables travel, or None.
-    """
-
-    def __init__(self, model, batch_spec, wire_dtype=None):
-        self._model, self._spec = model, batch_spec
-        self.plan = PullPlan(model.variables, wire_dtype)
-        self.structure = None
-        self._from_iterator: Any = None
-        self._from_batch: Any = None
-
-    @property
-    def compute_next(self):
-        """`(iterator,) -> flat outputs`, traced at first use."""
-        if self._from_iterator is None:
-            self._from_iterator = tf.function(
-                lambda iterator: self._compute(iterator.get_next()), autograph=False
-            ).get_concrete_function(tf.data.IteratorSpec(self._spec))
-        return self._from_iterator
-
-    @property
-    def compute_batch(self):
-        """`(batch,) -> flat outputs`, traced at first use."""
-        if self._from_batch is None:
-            self._from_batch = tf.function(self._compute, autograph=False).get_concrete_function(self._spec)
-        return self._from_batch
-
-    def trace(self, fed_by_chief: bool) -> None:
-        """Traces compute on this thread, before workers' threads call it: Keras traces on one thread only."""
-        _ = self.compute_batch if fed_by_chief else self.compute_next
-
-    def _compute(self, data):
-        pulled = Pulled(self.plan, self.plan.read_on_ps(), tf.compat.v1.get_default_graph())
-        recorder = SetRecorder()
-        frame = frames.Frame(None, 0, 1, recorder=recorder, pulled=pulled)
-        data = keras.tree.map_structure(_none_for_optional, data)
-        with frames.entered(frame), PulledScope(pulled, recorder.check_access):
-            outputs = self._model.predict_step(data)
-        self.structure = outputs
-        return [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(outputs)]
-
-
 def _on_their_ps(groups, wires) -> list:
     placed = []
     for group, wire in zip(groups, wires, strict=True):
@@ -368,5 +320,6 @@ def _on_their_ps(groups, wires) -> list:
     return placed
 
 
-def _none_for_optional(leaf):
+def none_for_optional(leaf):
+    """Returns None for an empty optional, Keras' way to put None into a dataset, and other leaves as they are."""
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
