@@ -34,6 +34,7 @@ from tensorflow.python.distribute import (
     mirrored_run,
     mirrored_strategy,
     numpy_dataset,
+    one_device_strategy,
     parameter_server_strategy_v2,
     sharded_variable,
     values,
@@ -72,6 +73,7 @@ copy_to_device = cross_device_utils.copy_tensor_or_indexed_slices_to_device
 
 ParameterServerExtended = parameter_server_strategy_v2.ParameterServerStrategyV2Extended
 ShardedVariable = sharded_variable.ShardedVariable
+OneDeviceExtended = one_device_strategy.OneDeviceExtended
 
 # Keras knows a distributed dataset by the name and the module of one of its base classes.
 DistributedDataset: Any = type(

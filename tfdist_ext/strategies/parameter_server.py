@@ -83,9 +83,10 @@ class ParameterServerExtended(compat.ParameterServerExtended):
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     """Training on workers whose gradients are applied to variables on parameter servers (ps).
 
-    Runs on: every task of the cluster, with the same script. On a ps or a worker the constructor serves until the
-    chief's process ends and then ends the process: exit code 0 when the chief ended well. On the chief it connects, and
-    Keras' `fit`, `evaluate` and `predict` of a model made in its scope run on the workers.
+    Runs on: every task of the cluster, with the same script. On an evaluator it is the strategy of one device. On a
+    ps or a worker the constructor serves until the chief's process ends and then ends the process: exit code 0 when
+    the chief ended well. On the chief it connects, and Keras' `fit`, `evaluate` and `predict` of a model made in its
+    scope run on the workers.
 
     One batch of the dataset is one set of gradients. `update_policy` decides which sets are applied, when, and how old
     they may be; every set that is not applied is counted (`statistics`), and announced as an event. The callbacks of
@@ -152,32 +153,45 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._check_policy()
         specification = clusters.resolve(cluster_resolver)
         specification.require_parameter_servers()
+        if not specification.jobs.get("worker"):
+            raise errors.ClusterSpecError(
+                "ParameterServerStrategy needs at least one worker, and the cluster has none. Add a `worker` job to "
+                f"TF_CONFIG; the jobs are {', '.join(sorted(specification.jobs))}."
+            )
         self.specification = specification
+        self.runs_alone = False
+        self._driver: Any = None
+        self._threads: Any = None
+        self._version: tf.Variable | None = None
         if specification.task.type in ("ps", "worker"):
             sys.exit(serve_until_chief_ends(specification, startup_timeout_seconds=startup_timeout_seconds))
         if specification.task.type == "evaluator":
-            raise errors.ClusterSpecError(
-                "An evaluator trains nothing and needs no strategy: load checkpoints on "
-                f"{specification.task} without one. Make the ParameterServerStrategy on the chief, the workers and the "
-                "ps only."
-            )
-        _one_cluster_a_process(specification)
+            self._run_alone()
+            return
+        _require_one_cluster(specification)
         wait_for_tasks(specification, timeout_seconds=startup_timeout_seconds)
         resolver = clusters.as_tf_resolver(specification)
         super().__init__(resolver, variable_partitioner)
         # Again, with an extended object of ours in place of TensorFlow's.
         tf.distribute.Strategy.__init__(self, ParameterServerExtended(self, resolver, variable_partitioner))
+        _note_connection(specification)
         say_goodbye_at_exit(specification)
         self.server_def = ParameterServerStrategy._server_def
         self.patience_seconds = startup_timeout_seconds
-        self._driver: Any = None
-        self._threads: Any = None
-        self._version: tf.Variable | None = None
         logging.info(
             "Training with %d worker(s) and %d ps under %s.",
             self._num_workers,
             self._num_ps,
             self.update_policy,
+        )
+
+    def _run_alone(self) -> None:
+        """Makes this the strategy of one device: nobody trains with an evaluator, and nobody waits for it."""
+        self.runs_alone = True
+        tf.distribute.Strategy.__init__(self, compat.OneDeviceExtended(self, "/device:CPU:0"))
+        logging.info(
+            "%s runs alone, on one device. It finds out about training from checkpoints.",
+            self.specification.task,
         )
 
     def _check_policy(self):
@@ -243,9 +257,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 _connected: Any = None
 
 
-def _one_cluster_a_process(specification) -> None:
+def _require_one_cluster(specification) -> None:
     """Lets a process connect to one cluster only: another would take the variables of the first one away."""
-    global _connected
     if _connected is not None and _connected != specification:
         raise RuntimeError(
             "This process is connected to another cluster already; connecting to a second one would make its variables "
@@ -256,6 +269,10 @@ def _one_cluster_a_process(specification) -> None:
             "TensorFlow operations ran before the ParameterServerStrategy was made. Connecting to the cluster makes "
             "tensors and variables from before unusable; make the strategy first."
         )
+
+
+def _note_connection(specification) -> None:
+    global _connected
     _connected = specification
 
 

@@ -33,9 +33,9 @@ _mode = _Mode()
 
 
 def strategy_of(model) -> ParameterServerStrategy | None:
-    """Returns the parameter-server strategy under whose scope the model was made, or None."""
+    """Returns the parameter-server strategy whose workers train a model; None for other models, and on an evaluator."""
     strategy = getattr(model, "_distribute_strategy", None)
-    return strategy if isinstance(strategy, ParameterServerStrategy) else None
+    return strategy if isinstance(strategy, ParameterServerStrategy) and not strategy.runs_alone else None
 
 
 @contextlib.contextmanager
