@@ -61,6 +61,7 @@ class Worker:
         is_there: False from its death until it was connected again.
         is_slow: True while a call lasts that nobody waits for any more.
         is_leaving: True while it is taken out of TensorFlow's list.
+        is_out: True when it was left out of TensorFlow's list before its own thread knew why.
         calls: What its threads do, and since when.
         incarnation: How often it came back.
     """
@@ -73,7 +74,7 @@ class Worker:
         self.errands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.failures_in_a_row = self.connections_in_a_row = 0
         self.is_there = True
-        self.is_slow = self.is_leaving = False
+        self.is_slow = self.is_leaving = self.is_out = False
         self.calls: dict[int, tuple[Job, float]] = {}
         self.answered = time.monotonic()
         self.incarnation = 0

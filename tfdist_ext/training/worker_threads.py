@@ -220,7 +220,8 @@ class WorkerThreads:
             job.failed(worker, error)
 
     def _is_dead(self, worker: Worker, error: Exception) -> bool:
-        return any(word in str(error) for word in _FORGOT) or not answers(self.address(worker.task))
+        forgot = any(word in str(error) for word in _FORGOT)
+        return worker.is_out or forgot or not answers(self.address(worker.task))
 
     def _pause(self, worker: Worker, job: Job, error: Exception) -> None:
         """Everybody listens, but the call did not come through: try again a few times, ever more slowly."""
@@ -284,29 +285,42 @@ class WorkerThreads:
                 return
 
     def _leave_out(self, worker: Worker) -> None:
-        """Takes a dead worker out of TensorFlow's list: every new function is sent to all that are on it."""
-        with self._connecting:
-            worker.is_leaving = True
-            try:
-                self._update({other.index for other in self.workers if not other.is_there})
-            except tf.errors.OpError as error:
-                logging.info("Leaving out %s failed (%s).", worker.task, _first_line(error))
-            finally:
-                worker.is_leaving = False
+        """Takes a worker that does not answer out of TensorFlow's list, to all of which every new function is sent."""
+        if not listening(self.address(worker.task)):
+            return  # A call to it fails at once.
+        worker.is_leaving = True
+        try:
+            self._update(None)
+        except tf.errors.OpError as error:
+            logging.info("Leaving out %s failed (%s).", worker.task, _first_line(error))
+        finally:
+            worker.is_leaving = False
 
     def _connected(self, worker: Worker) -> bool:
         if not answers(self.address(worker.task)):
             return False
-        with self._connecting:
-            try:
-                self._update({o.index for o in self.workers if o is not worker and not o.is_there})
-            except tf.errors.OpError as error:
-                logging.info("Connecting to %s failed (%s); trying again.", worker.task, _first_line(error))
-                return False
+        try:
+            self._update(worker)
+        except tf.errors.OpError as error:
+            logging.info("Connecting to %s failed (%s); trying again.", worker.task, _first_line(error))
+            return False
         return True
 
-    def _update(self, absent: set[int]) -> None:
-        with compat.own_executor():
+    def _update(self, joining: Worker | None) -> None:
+        """Makes TensorFlow's list that of the workers that answer, and of one that comes back.
+
+        With one in it that died a moment ago TensorFlow would wait until it is back.
+        """
+        with self._connecting, compat.own_executor():
+            absent = set()
+            for worker in self.workers:
+                if worker is joining:
+                    worker.is_out = False
+                elif not worker.is_there or not answers(self.address(worker.task)):
+                    absent.add(worker.index)
+                    if worker.is_there:
+                        worker.is_out = True
+                        self.submit(worker.index, Probe())
             compat.update_cluster(self._server_def, {"worker": absent})
 
 
