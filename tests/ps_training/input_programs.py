@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tfdist_ext
 from tests.ps_training import models
+from tests.single_host import oracle
 from tfdist_ext.ps import BoundedStaleness
 
 
@@ -87,7 +88,7 @@ def results_in_order(cluster):
     placed = models.strategy(cluster, BoundedStaleness(0))
     with placed.scope():
         model = models.network(randomness=False)
-    x, y = models.regression(23)
+    x, y = oracle.regression_data(23)
     predicted = model.predict(models.batched(x, 4), verbose=0)
     logs = model.evaluate(models.batched((x, y), 4), verbose=0, return_dict=True)
     outputs = np.asarray(model(x))
@@ -171,7 +172,14 @@ def refusals(cluster):
             model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
         model.fit(np.zeros((4, 1), "int32"), np.zeros((4, 1, 1)), verbose=0)
 
+    def foreign_optimizer():
+        optimizer = keras.optimizers.Adam()
+        with placed.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+
     return {
+        "foreign optimizer": _text_of_error(foreign_optimizer),
         "eager": _text_of_error(eager),
         "accumulating": _text_of_error(accumulating),
         "policy": _text_of_error(lambda: models.strategy(cluster, 3)),

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist_ext
+from tests.single_host.oracle import batched
 from tfdist_ext.ps import Asynchronous, BoundedStaleness, Synchronous
 
 POLICIES = {
@@ -30,18 +31,6 @@ def strategy(cluster, policy="asynchronous", partitioner=None, **arguments):
     resolver = tfdist_ext.cluster.in_process(*cluster)
     policy = POLICIES[policy]() if isinstance(policy, str) else policy
     return tfdist_ext.ParameterServerStrategy(resolver, partitioner, update_policy=policy, **arguments)
-
-
-def regression(rows=24, features=3, seed=0):
-    """Returns inputs and targets of a smooth function with a little noise."""
-    generator = np.random.default_rng(seed)
-    x = generator.normal(size=(rows, features))
-    y = np.tanh(x @ generator.normal(size=(features, 1))) + 0.1 * generator.normal(size=(rows, 1))
-    return x, y
-
-
-def batched(arrays, batch_size):
-    return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
 
 
 def network(optimizer=lambda: keras.optimizers.Adam(0.05), randomness=True, features=3):

@@ -6,13 +6,14 @@ import tensorflow as tf
 
 import tfdist_ext
 from tests.ps_training import models
+from tests.single_host import oracle
 from tfdist_ext.ps import BoundedStaleness, Synchronous
 
 
 def against_one_device(cluster, policy, randomness, batch_size, one_device_batch_size, rows=22):
     """Trains under a policy and on one device, in double precision."""
     models.in_double_precision()
-    data = models.regression(rows)
+    data = oracle.regression_data(rows)
     placed = models.strategy(cluster, policy)
     with placed.scope():
         model = models.network(randomness=randomness)
@@ -39,7 +40,7 @@ def synchronous_with_randomness(cluster):
     placed = models.strategy(cluster, "synchronous")
     with placed.scope():
         model = models.network()
-    return models.run_of(model, model.fit(models.batched(models.regression(24), 4), epochs=2, verbose=0))
+    return models.run_of(model, model.fit(models.batched(oracle.regression_data(24), 4), epochs=2, verbose=0))
 
 
 def mirrored_with_randomness():
@@ -48,7 +49,7 @@ def mirrored_with_randomness():
     with tfdist_ext.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = models.network()
     return models.run_of(
-        model, model.fit(models.batched(models.regression(24), 8), epochs=2, verbose=0, shuffle=False)
+        model, model.fit(models.batched(oracle.regression_data(24), 8), epochs=2, verbose=0, shuffle=False)
     )
 
 
@@ -145,7 +146,7 @@ def scheduled_steps(cluster, steps=100, stock=False):
         model = models.network(lambda: keras.optimizers.Adam(schedule))
         optimizer = model.optimizer
         optimizer.build(model.trainable_variables)
-    x, y = (array.astype("float32") for array in models.regression(32))
+    x, y = (array.astype("float32") for array in oracle.regression_data(32))
 
     def step(iterator):
         features, targets = next(iterator)
@@ -194,7 +195,7 @@ def cached_for_three_steps(cluster):
     with placed.scope():
         model = models.network(randomness=False)
     plan_bytes = 8 * sum(int(np.prod(w.shape)) for w in model.get_weights())
-    model.fit(models.batched(models.regression(24), 1), verbose=0)
+    model.fit(models.batched(oracle.regression_data(24), 1), verbose=0)
     return {
         "statistics": _plain(placed.statistics["total"]), "model_bytes": plan_bytes,
         "iterations": int(model.optimizer.iterations.numpy()),
@@ -207,7 +208,7 @@ def in_half_the_bytes(cluster, wire_dtype):
     placed = models.strategy(cluster, BoundedStaleness(0), wire_dtype=wire_dtype)
     with placed.scope():
         model = models.network(lambda: keras.optimizers.SGD(0.1), randomness=False)
-    x, y = (array.astype("float32") for array in models.regression(24))
+    x, y = (array.astype("float32") for array in oracle.regression_data(24))
     model.fit(models.batched((x, y), 4), epochs=2, verbose=0)
     return {**models.run_of(model), "statistics": _plain(placed.statistics["total"])}
 
@@ -218,7 +219,7 @@ def fit_twice_with_steps(cluster):
     placed = models.strategy(cluster, Synchronous())
     with placed.scope():
         model = models.network(randomness=False)
-    x, y = (array.astype("float32") for array in models.regression(24))
+    x, y = (array.astype("float32") for array in oracle.regression_data(24))
     history = model.fit(models.batched((x, y), 4).repeat(), steps_per_epoch=5, epochs=2, verbose=0)
     after_steps = int(model.optimizer.iterations.numpy())
 

@@ -47,6 +47,7 @@ def test_a_train_step_with_two_optimizers(chief):
 def test_what_cannot_work_is_refused_in_words(chief):
     result = chief(input_programs.refusals)
     expected = {
+        "foreign optimizer": "outside the scope",
         "eager": "run_eagerly",
         "accumulating": "push_every_steps",
         "policy": "update_policy",

@@ -175,6 +175,7 @@ def _compile(original):
         if servers is not None:
             with servers.scope():
                 original(self, *args, **kwargs)
+            _refuse_foreign_optimizer(self, servers)
             parameter_servers.check_compiled(self)
             return
         strategy = strategy_of(self)
@@ -184,11 +185,7 @@ def _compile(original):
         with strategy.scope():
             # What is given by name is then made here, wherever the user calls `compile`.
             original(self, *args, **kwargs)
-        if any(made_in is not strategy for made_in in compat.strategies_of_optimizer(self.optimizer)):
-            raise ValueError(
-                f"The optimizer `{self.optimizer.name}` was made outside the scope of the model's strategy, so its "
-                "variables are not on the strategy's devices. Make it inside `with strategy.scope():`."
-            )
+        _refuse_foreign_optimizer(self, strategy)
         if self.jit_compile is True and strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 "`jit_compile=True` cannot be combined with more than one replica: XLA can neither communicate "
@@ -196,6 +193,14 @@ def _compile(original):
             )
 
     return compile_checked
+
+
+def _refuse_foreign_optimizer(model, strategy) -> None:
+    if any(made_in is not strategy for made_in in compat.strategies_of_optimizer(model.optimizer)):
+        raise ValueError(
+            f"The optimizer `{model.optimizer.name}` was made outside the scope of the model's strategy, so its "
+            "variables are not on the strategy's devices. Make it inside `with strategy.scope():`."
+        )
 
 
 def _translating(original):

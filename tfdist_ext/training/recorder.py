@@ -18,7 +18,37 @@ class NeedsInPlace(Exception):  # noqa: N818 - a signal between two traces, not 
     """This train_step cannot be deferred: it does something with what applying gradients changed."""
 
 
-class Recorder:
+def _leaves(structure, path=()):
+    if isinstance(structure, dict):
+        for key, value in structure.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(structure, (list, tuple)):
+        for key, value in enumerate(structure):
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path, structure
+
+
+class ResultNotes:
+    """Remembers which tensors of a step's logs are results of which metric.
+
+    Attributes:
+        results: Maps `id(tensor)` to `(metric, path)` for every metric result drawn while tracing.
+    """
+
+    def __init__(self):
+        self.results: dict = {}
+        self._kept: list = []
+
+    def note_result(self, metric, result) -> None:
+        """Remembers which tensors of the logs are results of `metric`."""
+        for path, leaf in _leaves(result):
+            if tf.is_tensor(leaf):
+                self.results[id(leaf)] = (metric, path)
+                self._kept.append(leaf)
+
+
+class Recorder(ResultNotes):
     """Takes the place of `optimizer.apply` in one replica's compute.
 
     Attributes:
@@ -27,17 +57,15 @@ class Recorder:
         applied: True once gradients were recorded.
         gradients: Recorded gradients, without the None ones.
         variables: The variable of each recorded gradient.
-        results: Maps `id(tensor)` to `(metric, key)` for every metric result drawn while tracing.
     """
 
     def __init__(self, optimizer, in_place: bool):
+        super().__init__()
         self.optimizer = optimizer
         self.in_place = in_place
         self.applied = False
         self.gradients: list = []
         self.variables: list = []
-        self.results: dict = {}
-        self._kept: list = []
 
     def record_apply(self, frame, optimizer, gradients, variables):
         """Keeps the gradients of the compiled optimizer's only step.
@@ -60,13 +88,6 @@ class Recorder:
         self.gradients = [_shaped(frames.weighted_by_share(frame, g), v) for g, v in pairs]
         self.variables = [variable for _, variable in pairs]
         frame.loss_is_weighted = False
-
-    def note_result(self, metric, result) -> None:
-        """Remembers which tensors of the logs are results of `metric`."""
-        for path, leaf in _leaves(result):
-            if tf.is_tensor(leaf):
-                self.results[id(leaf)] = (metric, path)
-                self._kept.append(leaf)
 
 
 def _shaped(gradient, variable):
@@ -107,17 +128,6 @@ class RecordingScope(keras.StatelessScope):
         value = super().get_current_value(variable)
         # Regularizers read through this method alone, and have no use for None.
         return variable._value if value is None else value
-
-
-def _leaves(structure, path=()):
-    if isinstance(structure, dict):
-        for key, value in structure.items():
-            yield from _leaves(value, (*path, key))
-    elif isinstance(structure, (list, tuple)):
-        for key, value in enumerate(structure):
-            yield from _leaves(value, (*path, key))
-    else:
-        yield path, structure
 
 
 def at_path(structure, path):

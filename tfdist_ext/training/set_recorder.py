@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import keras
-import tensorflow as tf
+
+from tfdist_ext.training.recorder import ResultNotes
 
 
 @dataclasses.dataclass
@@ -23,22 +24,20 @@ class Application:
     gradients: list
 
 
-class SetRecorder:
+class SetRecorder(ResultNotes):
     """Takes the place of optimizers while a worker's step is traced.
 
     Attributes:
         in_place: Always False: nothing is applied inside compute.
         applications: The recorded calls, in their order.
-        results: Maps `id(tensor)` to `(metric, path)` for every metric result drawn while tracing.
     """
 
     in_place = False
 
     def __init__(self):
+        super().__init__()
         self.applications: list[Application] = []
-        self.results: dict = {}
         self._applied: dict[int, str] = {}
-        self._kept: list = []
 
     def record_apply(self, frame, optimizer, gradients, variables) -> None:
         """Keeps the gradients of one optimizer's step."""
@@ -72,21 +71,3 @@ class SetRecorder:
                 f"A layer assigns the trainable variable `{variable.path}` in its forward pass. Workers cannot: only "
                 "the optimizer changes what is trained. Keep it in a variable with trainable=False."
             )
-
-    def note_result(self, metric, result) -> None:
-        """Remembers which tensors of the logs are results of `metric`."""
-        for path, leaf in _leaves(result):
-            if tf.is_tensor(leaf):
-                self.results[id(leaf)] = (metric, path)
-                self._kept.append(leaf)
-
-
-def _leaves(structure, path=()):
-    if isinstance(structure, dict):
-        for key, value in structure.items():
-            yield from _leaves(value, (*path, key))
-    elif isinstance(structure, (list, tuple)):
-        for key, value in enumerate(structure):
-            yield from _leaves(value, (*path, key))
-    else:
-        yield path, structure
