@@ -24,10 +24,15 @@ def apply(optimizer, gradients, variables) -> None:
         variables: Keras variables.
     """
     with after(gradients):
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            compat.apply_loss_scaled(optimizer, gradients, variables)
-        else:
-            optimizer.apply(gradients, variables)
+        apply_at_once(optimizer, gradients, variables)
+
+
+def apply_at_once(optimizer, gradients, variables) -> None:
+    """Like `apply`, for gradients that are there in any case: nothing waits for all of them."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        compat.apply_loss_scaled(optimizer, gradients, variables)
+    else:
+        optimizer.apply(gradients, variables)
 
 
 def after(gradients):

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from tfdist_ext import compat
 from tfdist_ext.ps import Batch, Dispatch
 from tfdist_ext.training.set_delivery import ComputedSet
 from tfdist_ext.training.set_program import SetProgram
@@ -56,7 +57,7 @@ class SetJob:
         program, dispatch = self._program, self._dispatch
         wires, kept, rows = None, [], 0
         draw = worker.constant(dispatch.draw if program.uses_draw else 0)
-        cached = self._cached(worker)
+        cached, on_ps = self._cached(worker)
         for batch in dispatch.batches:
             outputs = self._compute(worker, batch, cached, draw)
             if outputs is None:
@@ -67,7 +68,7 @@ class SetJob:
             self._receiver.pulled(worker, program.bytes_pulled(counts, some))
             wires = some if wires is None else list(program.join(*wires, *some))
         if wires is not None:
-            computed = ComputedSet(worker.index, program, wires, kept, delivered=program.pushes)
+            computed = ComputedSet(worker.index, program, wires, on_ps or kept, delivered=program.pushes)
             self._receiver.arrived(worker, dispatch, rows, computed)
 
     def lost(self, worker: Worker) -> None:
@@ -78,15 +79,16 @@ class SetJob:
         """See `worker.Job`."""
         self._receiver.set_failed(worker.index, self._epoch, error)
 
-    def _cached(self, worker: Worker) -> list:
-        """Returns the variables that the worker has, fetched again if it is time to."""
+    def _cached(self, worker: Worker) -> tuple[list, list]:
+        """Returns the variables that the worker has, fetched again if it is time to, and what the ps keep of them."""
         program = self._program
         if program.fetch is None:
-            return []
+            return [], []
         if self._dispatch.refresh or worker.cache is None:
             worker.cache = list(program.fetch())
             self._receiver.pulled(worker, program.plan.packing.num_bytes)
-        return worker.cache
+        num_groups = len(program.plan.packing.groups)
+        return worker.cache[:num_groups], worker.cache[num_groups:]
 
     def _compute(self, worker: Worker, batch: Batch, cached: list, draw: tf.Tensor):
         """Returns the outputs for one batch, or None when there is no such batch."""
@@ -97,4 +99,5 @@ class SetJob:
         try:
             return program.compute_next(worker.reader.at(data, batch.shard, batch.position), cached, draw)
         except tf.errors.OutOfRangeError:
+            compat.forget_error()
             return None

@@ -58,8 +58,9 @@ class SetProgram:
         self.plan = PullPlan(variables, strategy.wire_dtype)
         self.fetch: Any = None
         if caches:
-            self.fetch = tf.function(self.plan.read_on_ps, autograph=False).get_concrete_function()
-        self._cached_specs = [tf.TensorSpec(w.shape, w.dtype) for w in self.fetch.outputs] if caches else []
+            self.fetch = tf.function(self._fetch, autograph=False).get_concrete_function()
+        copies = self.fetch.outputs[: len(self.plan.packing.groups)] if caches else []
+        self._cached_specs = [tf.TensorSpec(copy.shape, copy.dtype) for copy in copies]
         self._draw_spec = tf.TensorSpec([], tf.int64)
         self._from_iterator: Any = None
         self._from_batch: Any = None
@@ -71,6 +72,11 @@ class SetProgram:
         scout.trace(fed_by_chief=False)
         found = [*scout.pulled.large_read, *(rows.variable for rows in scout.pulled.touched)]
         return cls(strategy, step, batch_spec, found, trains=True, **options)
+
+    def _fetch(self):
+        """Returns copies of the variables on the worker, and where delays are compensated those that stay on the ps."""
+        on_ps = self.plan.read_on_ps()
+        return [tf.identity(wire) for wire in on_ps] + (on_ps if self._compensation is not None else [])
 
     # --- compute: on a worker ------------------------------------------------------------------------------------
     @property
@@ -137,7 +143,7 @@ class SetProgram:
         self.num_wires = len(outputs)
         kept = []
         if self._compensation is not None:
-            kept = backups if self._caches else _on_their_ps(self.plan.packing.groups, backups)
+            kept = [] if self._caches else _on_their_ps(self.plan.packing.groups, backups)
         return [*counts, *outputs, *kept]
 
     def divide(self, outputs):
@@ -204,6 +210,8 @@ class SetProgram:
     def _kept_specs(self):
         concrete = self._from_iterator or self._from_batch
         outputs = concrete.outputs[self.num_counts + self.num_wires :]
+        if self._caches:
+            outputs = self.fetch.outputs[len(self.plan.packing.groups) :]
         return [tf.TensorSpec(output.shape, output.dtype) for output in outputs]
 
     # --- commit: on the ps -------------------------------------------------------------------------------------------
@@ -229,24 +237,23 @@ class SetProgram:
         return self._commits[key]
 
     def _commit(self, factor, sets, is_fresh):
+        # All of it is on the ps already: what was admitted was delivered before, so that no worker takes part here.
         with tf.device(FIRST_PS):
             wires = [self._pinned(tensors) for tensors in sets]
-            barrier = [wire for tensors in wires for wire in tensors]
-            with tf.control_dependencies(barrier):
-                received = [self.layout.unpack(tensors[: self.num_wires]) for tensors in wires]
-                kept = [tensors[self.num_wires :] for tensors in wires]
-                by_weight = set_sums.shares_of(received)
-                shares = set_sums.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
-                updated = set_sums.new_values(self.layout, received, by_weight, is_fresh)
-                logs = set_sums.draw_logs(self.layout, received, shares, updated)
-                outputs = self._packed_logs(logs)
-                for application in range(len(self.layout.applications)):
-                    self._apply(application, received, shares, factor, kept, is_fresh)
-                for variable, value in updated:
-                    variable.assign(value)
-                if self._trains:
-                    self._version.assign_add(1)
-                return outputs
+            received = [self.layout.unpack(tensors[: self.num_wires]) for tensors in wires]
+            kept = [tensors[self.num_wires :] for tensors in wires]
+            by_weight = set_sums.shares_of(received)
+            shares = set_sums.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
+            updated = set_sums.new_values(self.layout, received, by_weight, is_fresh)
+            logs = set_sums.draw_logs(self.layout, received, shares, updated)
+            outputs = self._packed_logs(logs)
+            for application in range(len(self.layout.applications)):
+                self._apply(application, received, shares, factor, kept, is_fresh)
+            for variable, value in updated:
+                variable.assign(value)
+            if self._trains:
+                self._version.assign_add(1)
+            return outputs
 
     def _pinned(self, tensors):
         groups = self.layout.packing.groups
@@ -279,7 +286,7 @@ class SetProgram:
                 stack.enter_context(row_update.updating_shards_and_rows(inner, gradients_of))
             stack.enter_context(row_update.scaled_learning_rate(inner, factor))
             stack.enter_context(self._strategy.extended.applying())
-            optimizers.apply(optimizer, whole, variables)
+            optimizers.apply_at_once(optimizer, whole, variables)
 
     def _packed_logs(self, logs):
         """Returns one vector of all scalar logs, then the others; remembers how to read them."""
