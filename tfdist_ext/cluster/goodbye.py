@@ -13,7 +13,7 @@ from types import TracebackType
 
 from tfdist_ext.cluster.control import Goodbye, call, goodbye_text
 from tfdist_ext.cluster.in_process import runs_in_this_process
-from tfdist_ext.cluster.reachability import answers, to_standard_error
+from tfdist_ext.cluster.reachability import listening, to_standard_error
 from tfdist_ext.cluster.specification import ClusterSpecification, Task
 
 DEADLINE_SECONDS = 5.0
@@ -136,7 +136,7 @@ def _tell(task: Task, address: str, goodbye: Goodbye, deadline: float) -> bool:
     import tensorflow as tf
 
     text = goodbye_text(goodbye)
-    while time.monotonic() < deadline and answers(address, _PROBE_SECONDS):
+    while time.monotonic() < deadline and listening(address, _PROBE_SECONDS):
         try:
             call(task, text)
             return True
