@@ -21,6 +21,7 @@ from keras.src.losses import loss as keras_loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import compile_utils
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
+from keras.src.utils import python_utils as keras_python_utils
 from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.data.ops import dataset_ops
@@ -310,6 +311,11 @@ def synchronous_executor():
 def executing_on(executor):
     """Returns a context in which this thread's operations go through `executor`."""
     return eager_context.executor_scope(executor)
+
+
+def is_default_callback(method) -> bool:
+    """Returns True for a method of a Keras callback that nobody has overridden."""
+    return keras_python_utils.is_default(method)
 
 
 def forget_error() -> None:

@@ -17,7 +17,7 @@ from tfdist_ext import compat, errors
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies import groups
 from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
-from tfdist_ext.training import agreement, losses, optimizers, saving, worker_functions
+from tfdist_ext.training import agreement, losses, optimizers, saving, unread_logs, worker_functions
 from tfdist_ext.training import embedding_rows as rows_of_embeddings
 from tfdist_ext.training import parameter_server_bridge as parameter_servers
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
@@ -61,6 +61,7 @@ def install() -> None:
     iterator._enumerate_iterator = parameter_servers.enumerate_steps(iterator._enumerate_iterator)
     iterator.num_batches = parameter_servers.num_batches(iterator.num_batches)
     _replace(keras.layers.Embedding, "call", rows_of_embeddings.look_up)
+    _replace(keras.callbacks.CallbackList, "on_train_batch_end", unread_logs.tell_only_listeners)
     losses.install()
     agreement.install()
 

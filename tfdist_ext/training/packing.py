@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-_PACK_BELOW_BYTES = 256 << 10
+_PACK_BELOW_BYTES = 512 << 10
 
 
 @dataclasses.dataclass(frozen=True)

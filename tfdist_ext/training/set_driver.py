@@ -103,6 +103,11 @@ class SetDriver:
         """Goes on with batches of another type."""
         self._program = program
 
+    @property
+    def logs_are_named(self) -> bool:
+        """Whether the logs of a step that was applied are a dictionary."""
+        return self._program.logs_are_named
+
     def has_next(self) -> bool:
         """Waits until another step can be applied, or none will be in this epoch."""
         with self._changed:

@@ -304,6 +304,11 @@ class SetProgram:
         vector = [tf.cast(number, tf.float64) for number in numbers]
         return [tf.stack(vector) if vector else tf.zeros([0], tf.float64), *others]
 
+    @property
+    def logs_are_named(self) -> bool:
+        """Whether `read_logs` returns a dictionary; known after the first commit."""
+        return isinstance(self._log_reading[0], dict)
+
     def read_logs(self, outputs):
         """Returns the logs of a commit as a structure of NumPy values."""
         structure, kinds, dtypes = self._log_reading

@@ -13,6 +13,7 @@ from tfdist_ext.training.ordered_reader import OrderedReader
 from tfdist_ext.training.predict_program import PredictProgram
 from tfdist_ext.training.set_driver import SetDriver
 from tfdist_ext.training.set_program import SetProgram
+from tfdist_ext.training.unread_logs import UnreadLogs
 from tfdist_ext.training.worker_threads import WorkerThreads
 
 
@@ -38,15 +39,15 @@ class TrainFunction:
         if iterator.source is None or not iterator.source.is_open_on(iterator):
             self._driver_for(iterator.element_spec).begin(iterator, iterator.max_steps)
             iterator.source = self._driver
-        logs = None
+        read = None
         for _ in range(self._model.steps_per_execution):
-            following = self._driver.next_step()
+            following = self._driver.next_outputs()
             if following is None:
                 break
-            logs = following
-        if logs is None:
+            read = following
+        if read is None:
             raise StopIteration
-        return logs
+        return UnreadLogs(read) if self._driver.logs_are_named else read()
 
     def _train_on_batch(self, batch):
         data = _single_batch(batch, self._strategy)
