@@ -38,6 +38,7 @@ class GraphSource:
         self._spec = dataset.element_spec
         self._order = seeding.PassOrder(dataset, graph)
         self._num_shards, self._shard = num_shards, shard
+        self._autotunes = dataset.options().autotune.enabled is True
 
     @property
     def is_the_same_in_each_pass(self) -> bool:
@@ -58,7 +59,14 @@ class GraphSource:
             dataset = dataset.shard(self._num_shards, self._shard)
         if position:
             dataset = dataset.skip(position)
-        return iter(dataset.prefetch(2))
+        dataset = dataset.prefetch(2)
+        if not self._autotunes:
+            # The thread that tunes may sleep for up to a minute on while its iterator is closed, and all calls to the
+            # task wait for that.
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            dataset = dataset.with_options(options)
+        return iter(dataset)
 
     def operations(self) -> list[str]:
         """Returns the types of the dataset operations, in the order of the graph."""
