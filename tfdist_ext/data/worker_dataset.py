@@ -9,8 +9,6 @@ chief (Python functions, lookup tables) are read there, and their batches are se
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +17,7 @@ from absl import logging
 
 from tfdist_ext import compat
 from tfdist_ext.data import seeding
+from tfdist_ext.data.shard_reader import ChiefFeed
 
 _LARGEST_GRAPH_BYTES = 512 << 20
 
@@ -254,73 +253,6 @@ class WorkerIterator:
         raise RuntimeError(
             "The batches of this dataset are on the workers; use `fit`, `evaluate` or `predict`."
         )
-
-
-class ChiefFeed:
-    """Hands out batches that the chief reads, by shard and position, and keeps those that may be needed again."""
-
-    def __init__(self, elements, num_shards: int):
-        self._elements = iter(elements)
-        self._num_shards = num_shards
-        self._read = 0
-        self._kept: dict[int, object] = {}
-        # Reading may take long: whoever moves training forward must not wait for it.
-        self._reading = threading.Lock()
-
-    def get(self, shard: int, position: int):
-        """Returns a batch, or None when the data end before it."""
-        index = position * self._num_shards + shard
-        with self._reading:
-            while self._read <= index:
-                try:
-                    self._kept[self._read] = next(self._elements)
-                except (StopIteration, tf.errors.OutOfRangeError):
-                    return None
-                self._read += 1
-            return self._kept.get(index)
-
-    def release(self, shard: int, position: int) -> None:
-        """Forgets a batch that nobody will ask for again."""
-        self._kept.pop(position * self._num_shards + shard, None)
-
-
-class ShardReader:
-    """The iterators that one worker has open; they live as long as the pass they read.
-
-    Args:
-        device: Device of the worker.
-    """
-
-    def __init__(self, device: str):
-        self._device = device
-        self._open: Any = weakref.WeakKeyDictionary()
-        self._datasets: Any = weakref.WeakKeyDictionary()
-
-    def at(self, data: WorkerIterator, shard: int, position: int):
-        """Returns an iterator of the worker that stands at a batch, and counts it as taken."""
-        of_pass = self._open.setdefault(data, {})
-        running = of_pass.get(shard)
-        if running is not None and running[1] == position:
-            running[1] += 1
-            return running[0]
-        iterator = self._new(data, shard, position)
-        if running is None or running[1] < position:
-            of_pass[shard] = [iterator, position + 1]
-        return iterator
-
-    def close(self) -> None:
-        """Closes all iterators: a call failed, and nobody knows whether it took its batch."""
-        self._open.clear()
-
-    def _new(self, data: WorkerIterator, shard: int, position: int):
-        source = data.dataset.sources[shard]
-        with tf.device(self._device):
-            dataset = self._datasets.get(source)
-            if dataset is None:
-                dataset = source.dataset(data.pass_number)
-                if source.is_the_same_in_each_pass:
-                    self._datasets[source] = dataset
-            return source.open(dataset, position)
 
 
 def _shippable_graph(dataset):

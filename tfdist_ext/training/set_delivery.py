@@ -50,6 +50,27 @@ class ComputedSet:
         self.wires, self.delivered = wires, True
 
 
+class TransferredBytes:
+    """What travelled, by worker.
+
+    Args:
+        num_workers: Number of workers.
+
+    Attributes:
+        pulled: Bytes of variables that each worker pulled.
+        pushed: Bytes of sets that went to the ps.
+    """
+
+    def __init__(self, num_workers: int):
+        self.pulled, self.pushed = [0] * num_workers, [0] * num_workers
+
+    def add_to(self, counts: dict) -> None:
+        """Adds `bytes_pulled` and `bytes_pushed` to what `Statistics.as_dict` returned."""
+        for index, of_worker in counts["workers"].items():
+            of_worker.update(bytes_pulled=self.pulled[index], bytes_pushed=self.pushed[index])
+        counts["total"].update(bytes_pulled=sum(self.pulled), bytes_pushed=sum(self.pushed))
+
+
 class _Fetch:
     """Brings a set to the ps while its worker computes the next one."""
 

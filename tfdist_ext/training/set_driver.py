@@ -18,7 +18,7 @@ from absl import logging
 from tfdist_ext import compat, errors, events
 from tfdist_ext.ps import Apply, Batch, Dispatch, Leases, Ledger, TooFewWorkers
 from tfdist_ext.training.gradient_set import FIRST_PS
-from tfdist_ext.training.set_delivery import ComputedSet, bring_all
+from tfdist_ext.training.set_delivery import ComputedSet, TransferredBytes, bring_all
 from tfdist_ext.training.set_job import SetJob
 from tfdist_ext.training.worker import Worker
 from tfdist_ext.training.worker_threads import WorkerThreads
@@ -58,7 +58,7 @@ class SetDriver:
         self._joined: dict[int, int] = {}
         self._is_open = False
         self._num_drops_seen = 0
-        self._bytes = {index: [0, 0] for index in range(len(threads.workers))}
+        self._bytes = TransferredBytes(len(threads.workers))
         with tf.device(FIRST_PS):
             self._no_factor = tf.identity(tf.constant(1.0))
 
@@ -166,9 +166,7 @@ class SetDriver:
     def close(self, data=None) -> None:
         """Ends the epoch: what is not applied by now is dropped and counted.
 
-        Args:
-            data: The pass whose epoch is meant; None for whichever is open. Python may end the loop over a pass
-                that was left in its middle when the next one has begun.
+        With `data` only if that pass is open: Python may end the loop over a pass that was left when another has begun.
         """
         with self._changed:
             if not self._is_open or (data is not None and data is not self._data):
@@ -185,14 +183,7 @@ class SetDriver:
         """Returns the counts so far as plain data."""
         with self._changed:
             counts = self.ledger.statistics.as_dict()
-        for index, (pulled, pushed) in self._bytes.items():
-            worker = counts["workers"].get(index)
-            if worker is not None:
-                worker.update(bytes_pulled=pulled, bytes_pushed=pushed)
-        counts["total"].update(
-            bytes_pulled=sum(pulled for pulled, _ in self._bytes.values()),
-            bytes_pushed=sum(pushed for _, pushed in self._bytes.values()),
-        )
+        self._bytes.add_to(counts)
         return counts
 
     def _wait_for_step(self) -> Apply | None:
@@ -304,7 +295,7 @@ class SetDriver:
 
     def pulled(self, worker: Worker, num_bytes: int) -> None:
         """See `set_job.Receiver`."""
-        self._bytes[worker.index][0] += num_bytes
+        self._bytes.pulled[worker.index] += num_bytes
 
     def arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: ComputedSet) -> None:
         """See `set_job.Receiver`."""
@@ -317,7 +308,7 @@ class SetDriver:
                 self._forget([dispatch.set_id])
             computed.busy = brings
             if verdict.outcome != "dropped" or computed.delivered:
-                self._bytes[worker.index][1] += pushed
+                self._bytes.pushed[worker.index] += pushed
             if not brings:
                 self._dispatch()
                 return

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist_ext.cluster import Task
-from tfdist_ext.data.worker_dataset import ShardReader
+from tfdist_ext.data.shard_reader import ShardReader
 
 
 class Job(Protocol):
