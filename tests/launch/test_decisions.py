@@ -36,6 +36,7 @@ def test_one_failure_stops_all_and_names_the_first():
     assert job.task_exited(WORKER1, -9, time=1) == [SendSignal(WORKER0, signal.SIGTERM)]
     # The survivor fails too, as a consequence: it is not the cause.
     assert job.task_exited(WORKER0, 1, time=2) == [Finish(137, Failure(WORKER1, -9))]
+    assert job.failed_at == 1 and not job.was_interrupted
 
 
 def test_a_task_that_ignores_sigterm_is_killed_after_the_grace():
@@ -103,6 +104,14 @@ def test_a_first_signal_is_passed_on_and_a_second_one_kills():
     assert job.interrupted(signal.SIGINT, time=3) == [SendSignal(WORKER1, signal.SIGKILL)]
     # Who was asked to stop has not failed; the job did not end well either: 128 + 2.
     assert job.task_exited(WORKER1, -9, time=4) == [Finish(130, None)]
+    assert job.was_interrupted
+
+
+def test_a_signal_that_comes_while_a_failed_job_stops_is_remembered():
+    job = JobDecisions([WORKER0, WORKER1], RULES)
+    job.task_exited(WORKER0, 1, time=1)
+    assert job.interrupted(signal.SIGTERM, time=2) == [SendSignal(WORKER1, signal.SIGKILL)]
+    assert job.was_interrupted
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tfdist_ext.cluster import Task, from_tf_config
+from tfdist_ext.cluster.environment import restart_count
 from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.launch.plan import JobShape, plan_environments, tasks_with_address
 
@@ -66,6 +67,13 @@ def test_thread_counts_of_the_users_environment_stay_unless_the_flag_is_given():
     assert variables["HOME"] == "/h" and variables["PYTHONUNBUFFERED"] == "1"
     forced = plan(shape, inherited=users, force=True)[Task("worker", 0)]
     assert forced["TF_NUM_INTRAOP_THREADS"] == "4"  # 8 threads for 2 tasks.
+
+
+def test_every_task_learns_how_often_the_group_was_started_before():
+    # What the launcher itself was given is about another group.
+    environments = plan(JobShape(evaluator=True), inherited={"TFDIST_RESTART_COUNT": "7"}, restart_count=2)
+    assert [restart_count(variables) for variables in environments.values()] == [2, 2, 2]
+    assert restart_count({}) == restart_count({"TFDIST_RESTART_COUNT": "soon"}) == 0
 
 
 @pytest.mark.parametrize(

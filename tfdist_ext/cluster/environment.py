@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 TF_CONFIG = "TF_CONFIG"
 CLUSTER_SECRET = "TFDIST_EXT_CLUSTER_SECRET"
+RESTART_COUNT = "TFDIST_RESTART_COUNT"
 
 
 def tf_config(environ: Mapping[str, str] | None = None) -> str | None:
@@ -35,6 +36,19 @@ def cluster_secret(environ: Mapping[str, str] | None = None) -> str | None:
         The secret, or None if it is unset or empty.
     """
     return variable(CLUSTER_SECRET, environ) or None
+
+
+def restart_count(environ: Mapping[str, str] | None = None) -> int:
+    """Reads how often `tfdist-ext run --max-restarts` started this group again, TFDIST_RESTART_COUNT.
+
+    Args:
+        environ: Variables to read instead of the process's.
+
+    Returns:
+        0 in the first attempt, and without that launcher.
+    """
+    text = variable(RESTART_COUNT, environ) or ""
+    return int(text) if text.isdecimal() else 0
 
 
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:

@@ -101,6 +101,27 @@ def exit_status(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def ending(code: int) -> str:
+    """Says how a process ended.
+
+    Args:
+        code: Its return code as `subprocess` gives it.
+
+    Returns:
+        A phrase.
+
+    Example:
+        >>> ending(3), ending(-9)
+        ('ended with exit code 3', 'was ended by SIGKILL')
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
 class JobDecisions:
     """The state machine of one job; every method returns the actions to take, in order.
 
@@ -109,6 +130,8 @@ class JobDecisions:
         running: The tasks that run, or are about to be restarted.
         deadline: When `tick` must be called, or None.
         first_failure: The first failure that was not mended by a restart.
+        failed_at: The time of it.
+        was_interrupted: Whether a signal came from outside.
     """
 
     def __init__(self, tasks: Sequence[Task], rules: Rules):
@@ -116,6 +139,8 @@ class JobDecisions:
         self.running = list(tasks)
         self.deadline: float | None = None
         self.first_failure: Failure | None = None
+        self.failed_at: float | None = None
+        self.was_interrupted = False
         self._rules = rules
         self._has_ps = any(task.type == "ps" for task in tasks)
         self._leaders = _leaders(tasks)
@@ -140,6 +165,7 @@ class JobDecisions:
             return [Restart(task, self._num_restarts[task])]
         if code != 0 and self._is_failure(task):
             self.first_failure = Failure(task, code)
+            self.failed_at = time
             return self._stop(signal.SIGTERM, time)
         if self.phase is Phase.TRAINING and not self._leaders & set(self.running):
             self.phase = Phase.DRAINING
@@ -156,10 +182,11 @@ class JobDecisions:
         Returns:
             What to do: pass it on at first, kill when the tasks were asked to stop already.
         """
-        if self.phase in (Phase.STOPPING, Phase.KILLING):
-            return self._kill()
         if self.phase is Phase.DONE:
             return []
+        self.was_interrupted = True
+        if self.phase in (Phase.STOPPING, Phase.KILLING):
+            return self._kill()
         self._interrupted_by = signum
         return self._stop(signum, time)
 

@@ -128,7 +128,7 @@ def train(files: pathlib.Path, *, epochs: int, num_workers: int) -> int:
         str(files),
         f"--epochs={epochs}",
     ]
-    supervisor = Supervisor(program, environments, rules=Rules(), names=names, hidden=_NOISE)
+    supervisor = Supervisor(program, lambda _: environments, rules=Rules(), names=names, hidden=_NOISE)
     ports.release()
     return supervisor.run()
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tfdist_ext.cluster import ClusterSpecification, Task, to_tf_config
+from tfdist_ext.cluster import environment as environment_lib
 
 HOST = "127.0.0.1"
 INTRA_OP = "TF_NUM_INTRAOP_THREADS"
@@ -73,6 +74,7 @@ def plan_environments(
     *,
     num_threads: int,
     inherited: Mapping[str, str],
+    restart_count: int = 0,
     force: bool = False,
 ) -> dict[Task, dict[str, str]]:
     """Gives every task its environment.
@@ -83,6 +85,7 @@ def plan_environments(
         num_threads: CPU threads to divide among the tasks.
         inherited: The environment to start from. Thread counts that are set in it are the user's and stay,
             except that no task gets fewer than 2 inter-op threads.
+        restart_count: How often the whole group was started before.
         force: Whether `num_threads` was asked for and beats the environment.
 
     Returns:
@@ -97,7 +100,11 @@ def plan_environments(
     for task in tasks:
         cluster = ClusterSpecification.from_jobs(jobs, task=task)
         # Unbuffered, so that lines appear when they are written and none is lost in a crash.
-        own = {"TF_CONFIG": to_tf_config(cluster), "PYTHONUNBUFFERED": "1"}
+        own = {
+            environment_lib.TF_CONFIG: to_tf_config(cluster),
+            environment_lib.RESTART_COUNT: str(restart_count),
+            "PYTHONUNBUFFERED": "1",
+        }
         environments[task] = {**inherited, **threads, **own}
     return environments
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
 import shutil
 import sys
 from collections.abc import Sequence
 
+from tfdist_ext.cluster import Task
 from tfdist_ext.cluster import environment as environment_lib
 from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.launch.decisions import Rules
 from tfdist_ext.launch.machine import num_cpus
 from tfdist_ext.launch.plan import HOST, JobShape, plan_environments, tasks_with_address
+from tfdist_ext.launch.restarts import RestartRules
 from tfdist_ext.launch.supervisor import Supervisor
 
 _EPILOG = """\
@@ -22,7 +25,14 @@ worker of a job with ps is restarted alone instead. Ctrl-C and SIGTERM are passe
 one kills. Thread counts that you set yourself (TF_NUM_INTRAOP_THREADS and the like) stay, unless --threads is
 given.
 
+With --max-restarts R, a group that failed is started again as a whole, on new ports and at most R times in
+total, unless the exit code was 2, 126 or 127, or a signal came to the launcher. The script resumes from its own
+last checkpoint; TFDIST_RESTART_COUNT tells it how often the group was started before. The end names every
+failure, and the exit code is that of the last attempt. A task that gets a SIGTERM of its own and then ends with
+143 was preempted, which is a failure like any other.
+
   tfdist-ext run --workers 2 -- python train.py --epochs 3
+  tfdist-ext run --workers 2 --max-restarts 5 -- python train.py
   tfdist-ext run --chief --workers 2 --ps 1 --log-dir logs -- python train.py
 """
 
@@ -47,18 +57,31 @@ def main(argv: Sequence[str]) -> int:
             evaluator=arguments.evaluator,
         )
         rules = Rules(grace_seconds=arguments.grace_seconds, worker_restarts=arguments.worker_restarts)
+        restart_rules = RestartRules(
+            max_restarts=arguments.max_restarts, backoff_seconds=arguments.restart_backoff_seconds
+        )
         log_dir = _made(arguments.log_dir)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     complaint = _complaint_about(command)
     if complaint:
         parser.error(complaint)
-    return _run(command, shape, rules, log_dir, arguments.threads)
+    supervisor = Supervisor(
+        command,
+        functools.partial(_plan, shape, arguments.threads),
+        rules=rules,
+        restart_rules=restart_rules,
+        log_dir=log_dir,
+    )
+    try:
+        return supervisor.run()
+    except OSError as error:
+        sys.stderr.write(f"[tfdist-ext] cannot start {command[0]!r}: {error}\n")
+        return 126
 
 
-def _run(
-    command: list[str], shape: JobShape, rules: Rules, log_dir: pathlib.Path | None, num_threads: int | None
-) -> int:
+def _plan(shape: JobShape, num_threads: int | None, restart_count: int) -> dict[Task, dict[str, str]]:
+    """Gives an attempt new ports, says where it starts, and leaves the ports to it."""
     addressed = tasks_with_address(shape)
     reserved = ReservedPorts(len(addressed))
     environments = plan_environments(
@@ -66,19 +89,15 @@ def _run(
         reserved.ports,
         num_threads=num_threads or num_cpus(),
         inherited=environment_lib.inherited(),
+        restart_count=restart_count,
         force=num_threads is not None,
     )
     places = ", ".join(
         f"{task} at {HOST}:{port}" for task, port in zip(addressed, reserved.ports, strict=True)
     )
     sys.stderr.write(f"[tfdist-ext] starting {places}{', and evaluator:0' if shape.evaluator else ''}\n")
-    supervisor = Supervisor(command, environments, rules=rules, log_dir=log_dir)
     reserved.release()
-    try:
-        return supervisor.run()
-    except OSError as error:
-        sys.stderr.write(f"[tfdist-ext] cannot start {command[0]!r}: {error}\n")
-        return 126
+    return environments
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -121,13 +140,31 @@ def _parser() -> argparse.ArgumentParser:
     add("--chief", action="store_true", help="add a chief, which trains (or, with ps, leads)")
     add("--ps", type=int, default=0, metavar="N", help="parameter server tasks (default 0)")
     add("--evaluator", action="store_true", help="add an evaluator, which runs alone outside the cluster")
-    add("--log-dir", metavar="DIR", help="also keep each task's whole output, in DIR/worker-0.log and so on")
+    add(
+        "--log-dir",
+        metavar="DIR",
+        help="also keep each task's output, in DIR/worker-0.log etc.; restarts append",
+    )
     add(
         "--worker-restarts",
         type=int,
         default=3,
         metavar="R",
         help="restarts of each worker with ps (default 3)",
+    )
+    add(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="R",
+        help="restarts of the whole group in total, after a failure (default 0)",
+    )
+    add(
+        "--restart-backoff-seconds",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="wait before the first of them, doubled for each further one up to 60 (default 1)",
     )
     add("--grace-seconds", type=float, default=10.0, metavar="S", help="from asking to killing (default 10)")
     add(

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import pathlib
 import queue
 import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from tfdist_ext.cluster import Task
 from tfdist_ext.launch.children import Child, Guard
-from tfdist_ext.launch.decisions import Action, Failure, Finish, JobDecisions, Restart, Rules, SendSignal
+from tfdist_ext.launch.decisions import (
+    Action,
+    Failure,
+    Finish,
+    JobDecisions,
+    Restart,
+    Rules,
+    SendSignal,
+    ending,
+)
 from tfdist_ext.launch.output import PrefixedPrinter
+from tfdist_ext.launch.restarts import FailedAttempt, GroupRestarts, RestartRules
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_SECONDS = 2.0
@@ -33,12 +44,14 @@ class _Interrupted:
 
 
 class Supervisor:
-    """Runs one local job from its start to its end.
+    """Runs one local job from its start to its end, its restarts included.
 
     Args:
         command: What every task runs.
-        environments: The tasks, in the order of starting, with all their variables.
-        rules: Grace and restarts.
+        plan: Called before each attempt with the number of restarts so far; gives the tasks, in the order of
+            starting, with all their variables. Each attempt has the same tasks.
+        rules: Grace, and restarts of single workers.
+        restart_rules: Restarts of the whole group; by default none.
         log_dir: Folder for a full copy of each task's output, or None.
         names: What to call a task in the output, where that is not its own name.
         hidden: Lines of standard error that begin like this are not shown.
@@ -47,19 +60,20 @@ class Supervisor:
     def __init__(
         self,
         command: Sequence[str],
-        environments: Mapping[Task, Mapping[str, str]],
+        plan: Callable[[int], Mapping[Task, Mapping[str, str]]],
         *,
         rules: Rules,
+        restart_rules: RestartRules | None = None,
         log_dir: pathlib.Path | None = None,
         names: Mapping[Task, str] | None = None,
         hidden: re.Pattern[str] | None = None,
     ):
         self._command = list(command)
-        self._environments = environments
+        self._plan = plan
         self._rules = rules
+        self._restarts = GroupRestarts(restart_rules or RestartRules())
         self._log_dir = log_dir
-        self._names = {task: (names or {}).get(task, str(task)) for task in environments}
-        self._decisions = JobDecisions(list(environments), rules)
+        self._names = dict(names or {})
         # SimpleQueue, because its put may be called from a signal handler while get waits.
         self._events: queue.SimpleQueue[_Exited | _Interrupted] = queue.SimpleQueue()
         self._children: dict[Task, Child] = {}
@@ -69,12 +83,13 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        """Starts the tasks and stays until none runs.
+        """Starts the tasks and stays until none runs and none is to be started again.
 
         Runs on: the main thread, which alone may handle signals.
 
         Returns:
-            The exit code of the job: 0, that of the first task to fail, or 128 + the signal that stopped it.
+            The exit code of the job: 0, that of the first task to fail in the last attempt, or 128 + the signal
+            that stopped it.
 
         Raises:
             OSError: The command cannot be started.
@@ -82,15 +97,73 @@ class Supervisor:
         previous = {signum: signal.signal(signum, self._on_signal) for signum in _FORWARDED}
         self._guard = Guard()
         try:
-            for task in self._environments:
-                self._start(task)
-            return self._loop()
+            while True:
+                finish = self._run_attempt()
+                delay_seconds = self._delay_seconds(finish)
+                if delay_seconds is None:
+                    return self._ended(finish)
+                signum = self._interrupted_within(delay_seconds)
+                if signum is not None:
+                    return self._ended(Finish(128 + signum, None))
         finally:
             for child in self._children.values():
                 child.send_signal(signal.SIGKILL)
             self._guard.close()
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
+
+    def _run_attempt(self) -> Finish:
+        """Starts all tasks and stays until none runs."""
+        num_restarts = self._restarts.begin()
+        self._environments = self._plan(num_restarts)
+        self._decisions = JobDecisions(list(self._environments), self._rules)
+        self._started_at = time.monotonic()
+        for task in self._environments:
+            if self._log_dir and num_restarts:
+                self._write_heading(self._log_dir / _log_name(task))
+            self._start(task)
+        while True:
+            for action in self._next_actions():
+                self._perform(action)
+                if isinstance(action, Finish):
+                    return action
+
+    def _delay_seconds(self, finish: Finish) -> float | None:
+        """Decides, and says, when to start the group again; None ends the job."""
+        failure, failed_at = finish.first_failure, self._decisions.failed_at
+        if failure is None or failed_at is None:
+            return None
+        seconds_ago = datetime.timedelta(seconds=time.monotonic() - failed_at)
+        failed = FailedAttempt(
+            name=self._name(failure.task),
+            code=failure.code,
+            failed_at=datetime.datetime.now() - seconds_ago,
+            seconds=failed_at - self._started_at,
+        )
+        delay = self._restarts.attempt_failed(failed, interrupted=self._decisions.was_interrupted)
+        if delay is not None:
+            self._say(self._restarts.announcement(delay))
+        return delay
+
+    def _interrupted_within(self, seconds: float) -> int | None:
+        """Waits between two attempts, when only a signal can come; returns which one, if any."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        assert isinstance(event, _Interrupted)
+        return event.signum
+
+    def _ended(self, finish: Finish) -> int:
+        """Tells how the job ended, the last failure last."""
+        outcome = "failed" if finish.first_failure else "finished"
+        if finish.code and not finish.first_failure:
+            outcome = f"stopped by {signal.Signals(finish.code - 128).name}"
+        for line in self._restarts.report(outcome):
+            self._say(line)
+        if finish.first_failure is not None:
+            self._tell_first_failure(finish.first_failure)
+        return finish.code
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         del frame
@@ -99,21 +172,14 @@ class Supervisor:
     def _start(self, task: Task) -> None:
         environment = self._environments[task]
         self._children[task] = Child(
-            self._names[task],
+            self._name(task),
             self._command,
             environment,
             printers=self._printers,
-            log_file=self._log_dir / f"{task.type}-{task.index}.log" if self._log_dir else None,
+            log_file=self._log_dir / _log_name(task) if self._log_dir else None,
             guard=self._guard,
             on_exit=lambda code: self._events.put(_Exited(task, code)),
         )
-
-    def _loop(self) -> int:
-        while True:
-            for action in self._next_actions():
-                self._perform(action)
-                if isinstance(action, Finish):
-                    return action.code
 
     def _next_actions(self) -> list[Action]:
         """Waits for an event or for the deadline, and asks what to do."""
@@ -129,11 +195,11 @@ class Supervisor:
         had_failed = self._decisions.first_failure is not None
         actions = self._decisions.task_exited(event.task, event.code, time.monotonic())
         if self._decisions.first_failure is not None and not had_failed:
-            self._say(f"{self._names[event.task]} {ending(event.code)}; stopping the others")
+            self._say(f"{self._name(event.task)} {ending(event.code)}; stopping the others")
         for action in actions:
             if isinstance(action, Restart):
                 times = f"restart {action.attempt} of {self._rules.worker_restarts}"
-                self._say(f"{self._names[event.task]} {ending(event.code)}; restarting it alone ({times})")
+                self._say(f"{self._name(event.task)} {ending(event.code)}; restarting it alone ({times})")
         return actions
 
     def _perform(self, action: Action) -> None:
@@ -145,36 +211,26 @@ class Supervisor:
         else:
             for child in self._children.values():
                 child.join_output(_OUTPUT_SECONDS)
-            if action.first_failure is not None:
-                self._tell_first_failure(action.first_failure)
 
     def _tell_first_failure(self, failure: Failure) -> None:
-        name, lines = self._names[failure.task], self._children[failure.task].last_lines
+        name, lines = self._name(failure.task), self._children[failure.task].last_lines
         self._say(f"first failure: {name} {ending(failure.code)}")
         self._say(f"the last lines of {name}:" if lines else f"{name} wrote nothing")
         for line in lines:
             self._say(f"  {line}")
 
+    def _write_heading(self, log_file: pathlib.Path) -> None:
+        """Parts an attempt from those before it, which the file keeps."""
+        now = datetime.datetime.now()
+        with log_file.open("a") as log:
+            log.write(f"--- tfdist-ext: attempt {self._restarts.num_attempts}, {now:%Y-%m-%d %H:%M:%S} ---\n")
+
+    def _name(self, task: Task) -> str:
+        return self._names.get(task, str(task))
+
     def _say(self, text: str) -> None:
         self._printers[1].write("tfdist-ext", [text])
 
 
-def ending(code: int) -> str:
-    """Says how a process ended.
-
-    Args:
-        code: Its return code as `subprocess` gives it.
-
-    Returns:
-        A phrase.
-
-    Example:
-        >>> ending(3), ending(-9)
-        ('ended with exit code 3', 'was ended by SIGKILL')
-    """
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+def _log_name(task: Task) -> str:
+    return f"{task.type}-{task.index}.log"
