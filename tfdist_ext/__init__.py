@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist_ext.errors import (
     AuthenticationError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointIncompleteError,
+    CheckpointMismatchError,
     ClusterSpecError,
     CollectiveError,
     CollectiveTimeoutError,
@@ -89,6 +93,10 @@ __all__ = [
     "Asynchronous",
     "AuthenticationError",
     "BoundedStaleness",
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointIncompleteError",
+    "CheckpointMismatchError",
     "ClusterCoordinator",
     "ClusterSpecError",
     "CollectiveError",

@@ -117,3 +117,27 @@ class WorkersLostError(TfdistError, RuntimeError):
         super().__init__(message)
         self.tasks = tuple(tasks)
         self.step = step
+
+
+class CheckpointError(TfdistError, RuntimeError):
+    """A checkpoint could not be written, read, or used; what was intact before still is.
+
+    Attributes:
+        path: The file or directory that the error is about.
+    """
+
+    def __init__(self, message: str, *, path: str = ""):
+        super().__init__(message)
+        self.path = path
+
+
+class CheckpointCorruptError(CheckpointError):
+    """A file of a checkpoint is not what was written: bytes are missing, or differ."""
+
+
+class CheckpointIncompleteError(CheckpointError):
+    """Something that training needs to go on exactly cannot be captured."""
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint is intact but was made of something else: other names, shapes, or another format."""

@@ -1,0 +1,1 @@
+"""Tests of what is saved, and of what is read after a crash."""
