@@ -26,7 +26,7 @@ def _seconds_of(*argv):
     return seconds
 
 
-@pytest.mark.parametrize("name", ["run", "doctor"])
+@pytest.mark.parametrize("name", ["run", "doctor", "inspect"])
 def test_the_launcher_leaves_tensorflow_alone(name):
     code = (
         f"import sys\nfrom tfdist_ext.launch import command\n"

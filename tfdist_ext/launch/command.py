@@ -19,6 +19,7 @@ _SUBCOMMANDS = (
     ("demo", "tfdist_ext.launch.demo", "train on one device, then on two workers, and compare the results"),
     ("run", "tfdist_ext.launch.run", "start a script on a local cluster: tfdist-ext run -- python train.py"),
     ("doctor", "tfdist_ext.launch.doctor", "explain TF_CONFIG: what this task is, what is wrong, the fix"),
+    ("inspect", "tfdist_ext.launch.inspect", "list the checkpoints in a directory; --verify reads them"),
 )
 
 
