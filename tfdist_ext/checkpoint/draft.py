@@ -203,9 +203,8 @@ def checksum_of_file(path: str) -> str:
 
 def _dated_after(manifest: Manifest, older: Sequence[CheckpointRecord]) -> Manifest:
     """Clocks may go back; the date of what replaces another must not."""
-    dates = [record.manifest.created_unix_seconds for record in older if record.manifest is not None]
-    earliest = max(dates, default=0.0) + 1e-3 if dates else manifest.created_unix_seconds
-    return dataclasses.replace(manifest, created_unix_seconds=max(manifest.created_unix_seconds, earliest))
+    dates = [record.manifest.created_unix_seconds + 1e-3 for record in older if record.manifest is not None]
+    return dataclasses.replace(manifest, created_unix_seconds=max([manifest.created_unix_seconds, *dates]))
 
 
 def _size(folder: str) -> int | None:
