@@ -22,8 +22,10 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import compile_utils
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
 from keras.src.utils import python_utils as keras_python_utils
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
 from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.checkpoint import graph_view, save_util
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
@@ -47,7 +49,9 @@ from tensorflow.python.eager import record as tape_record
 from tensorflow.python.eager import remote as eager_remote
 from tensorflow.python.eager import tape as gradient_tape
 from tensorflow.python.framework import composite_tensor
-from tensorflow.python.ops import gen_experimental_dataset_ops, script_ops
+from tensorflow.python.ops import gen_experimental_dataset_ops, script_ops, stateful_random_ops
+from tensorflow.python.trackable import base as trackable_base
+from tensorflow.python.training.saving import saveable_object
 
 # --- Strategies: their extended objects are the seam that every tf.distribute call goes through. -----------
 CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
@@ -436,3 +440,165 @@ def optimizer_key(optimizer, variable):
     """Returns the key under which an optimizer keeps the slots of a Keras variable, also inside a stateless scope."""
     value = variable._value
     return value.variables[0]._unique_id if isinstance(value, ShardedVariable) else optimizer._var_key(value)
+
+
+# --- Checkpoints -------------------------------------------------------------------------------------------------
+TrackableObjectGraph = trackable_object_graph_pb2.TrackableObjectGraph
+OBJECT_GRAPH_KEY = trackable_base.OBJECT_GRAPH_PROTO_KEY
+Trackable = trackable_base.Trackable
+
+
+def object_graph(root) -> tuple[dict[str, tuple[Any, Any]], Any]:
+    """Lists what a `tf.train.Checkpoint` would save, reading no value.
+
+    Args:
+        root: Trackable object.
+
+    Returns:
+        Dictionary from checkpoint key to `(trackable, value)`, for `read_for_saving`, and the `TrackableObjectGraph`.
+    """
+    serialized, _, registered, proto = save_util.serialize_graph_view(graph_view.ObjectGraphView(root))
+    if registered:
+        raise ValueError(
+            f"Objects with a registered saver cannot be checkpointed here: {sorted(registered)}."
+        )
+    values = {}
+    for trackable, tensors in serialized.items():
+        for key, value in tensors.items():
+            values[key] = (trackable, value)
+    return values, proto
+
+
+def read_for_saving(trackable, value) -> dict[str, tf.Tensor]:
+    """Reads one value that `object_graph` listed, copying none that is on a CPU.
+
+    Returns:
+        Dictionary from slice specification ("" for a whole tensor) to the tensor.
+    """
+    sharded = getattr(trackable, "_value", None)
+    if isinstance(sharded, ShardedVariable):
+        return {_slice_of(shard): _read_shard(shard) for shard in sharded.variables}
+    parts = value if isinstance(value, dict) else {"": value}
+    return {spec.strip(): _read_one(part) for spec, part in parts.items()}
+
+
+def _read_one(value) -> tf.Tensor:
+    if isinstance(value, saveable_object.SaveSpec):
+        value = value.tensor
+    elif callable(value):
+        value = value()
+    if value is None:
+        raise ValueError("A variable is not initialized, so that it cannot be saved.")
+    return tf.convert_to_tensor(value)
+
+
+def _read_shard(shard) -> tf.Tensor:
+    with tf.device(shard.device):
+        return tf.identity(shard.read_value_no_copy())
+
+
+def _slice_of(shard) -> str:
+    return shard._save_slice_info.spec
+
+
+def global_generator():
+    """Returns the `tf.random.Generator` of the process, or None where nobody has asked for one."""
+    return stateful_random_ops.global_generator
+
+
+def keras_global_seed_generator():
+    """Returns the generator that Keras draws from where no seed is given, or None where nobody has drawn."""
+    return keras_global_state.get_global_attribute("global_seed_generator")
+
+
+def operation_seeds():
+    """Returns the `random.Random` that seeds operations after `tf.random.set_seed`, or None without a seed."""
+    context = eager_context.context()
+    return getattr(context, "_rng", None) if context._seed is not None else None
+
+
+def concrete_graphs(function) -> list:
+    """Returns the graphs a tf.function was traced to."""
+    listed = getattr(function, "_list_all_concrete_functions", None)
+    return [concrete.graph for concrete in listed()] if listed is not None else []
+
+
+def is_built(model) -> bool:
+    """Returns True where a Keras model has all the variables that a compiled model gets in its first step."""
+    parts = [model._compile_metrics, model._compile_loss, model.optimizer] if model.compiled else []
+    layers = list(model._flatten_layers())
+    return all(part.built for part in [*layers, *parts] if part is not None)
+
+
+def build_from_batch(model, symbolic_batch) -> None:
+    """Makes the variables that `is_built` misses.
+
+    Args:
+        model: Keras model.
+        symbolic_batch: Structure of `KerasTensor`, as of a batch of its dataset.
+    """
+    model._symbolic_build(data_batch=symbolic_batch)
+
+
+def set_first_epoch(model, epoch: int) -> None:
+    """Tells a `fit` that has begun, from `on_train_begin`, at which epoch to start; 0 leaves it to the user."""
+    model._initial_epoch = epoch
+
+
+def call_after_callbacks(event: str, method: str) -> None:
+    """Has Keras call `callback.<method>(all callbacks, *arguments)` once every callback has had its `event`."""
+    original = getattr(keras.callbacks.CallbackList, event)
+
+    @functools.wraps(original)
+    def call_all(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        for callback in self.callbacks:
+            if hasattr(callback, method):
+                getattr(callback, method)(list(self.callbacks), *args)
+
+    setattr(keras.callbacks.CallbackList, event, call_all)
+
+
+def show_metrics_without_steps(model) -> Callable[[], None]:
+    """Has `fit` take the logs of an epoch without steps from the metrics, until the function returned is called."""
+    original = model._get_metrics_result_or_logs
+    model._get_metrics_result_or_logs = lambda logs: original(logs or model.get_metrics_result())
+
+    def undo() -> None:
+        model.__dict__.pop("_get_metrics_result_or_logs", None)
+
+    return undo
+
+
+def watch_epochs(opener, reading_of) -> None:
+    """Lets checkpoints know what Keras' loops read.
+
+    Args:
+        opener: Function of Keras' iterator over epochs and of the position of its dataset (the attribute
+            `tfdist_position` of what `fit` was given); returns what Keras calls `iter` on.
+        reading_of: Function of the position that returns who enumerates the steps, or None.
+    """
+    kind = KerasEpochIterator
+    initialize, iterate, get_iterator = kind.__init__, kind.__iter__, kind._get_iterator
+
+    @functools.wraps(initialize)
+    def initialize_plain(self, *args, **kwargs):
+        self._tfdist_position = getattr(kwargs.get("x"), "tfdist_position", None)
+        if self._tfdist_position is not None:
+            kwargs["x"] = self._tfdist_position.plain
+        initialize(self, *args, **kwargs)
+
+    @functools.wraps(iterate)
+    def iterate_watched(self):
+        reading = None if self._tfdist_position is None else reading_of(self._tfdist_position)
+        if reading is None:
+            return iterate(self)
+        self._epoch_iterator = reading.enumerate(self, lambda epochs: epochs._enumerate_iterator())
+        return self
+
+    @functools.wraps(get_iterator)
+    def get_watched(self):
+        position = self._tfdist_position
+        return get_iterator(self) if position is None else opener(self, position)
+
+    kind.__init__, kind.__iter__, kind._get_iterator = initialize_plain, iterate_watched, get_watched

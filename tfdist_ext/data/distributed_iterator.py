@@ -8,8 +8,11 @@ from tfdist_ext import compat
 from tfdist_ext.data.slot_values import PerSlot, PerSlotSpec
 
 
-class DistributedIterator(tf.distribute.DistributedIterator, compat.CompositeTensor):
-    """Iterator over distributed batches; may be passed into a tf.function."""
+class DistributedIterator(tf.distribute.DistributedIterator, compat.CompositeTensor, compat.Trackable):
+    """Iterator over distributed batches; may be passed into a tf.function, and saved in a `tf.train.Checkpoint`.
+
+    What is saved is the state of the worker's own pipeline with what it has prefetched, where all of it can be.
+    """
 
     def __init__(self, strategy, iterator):
         self._strategy = strategy
@@ -24,6 +27,12 @@ class DistributedIterator(tf.distribute.DistributedIterator, compat.CompositeTen
         """Specs of a batch."""
         parts, rows = self._iterator.element_spec
         return tf.nest.map_structure(lambda *specs: PerSlotSpec(specs, rows), *parts)
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        return {"iterator": self._iterator}
+
+    def _lookup_dependency(self, name, cached_dependencies=None):
+        return self._iterator if name == "iterator" else None
 
     def _packed(self, element):
         parts, rows = element

@@ -68,13 +68,15 @@ def enumerate_steps(original):
             data is not None and self.steps_per_epoch and data.leases is not None and data.leases.has_unread
         )
         if not goes_on:
-            data = self._current_iterator = iter(self._distributed_dataset)
-        data.max_steps = self.steps_per_epoch
+            data = self._current_iterator = iter(self._get_iterator())
+        # A checkpoint may have been saved within the epoch.
+        first = getattr(self, "first_step", 0)
+        data.max_steps = None if self.steps_per_epoch is None else self.steps_per_epoch - first
         data.next_for_keras = _next_predicted if _mode.name == "predict" else None
-        step = 0
+        step = first
         try:
             while self.steps_per_epoch is None or step < self.steps_per_epoch:
-                if step and not data.source.has_next():
+                if step > first and not data.source.has_next():
                     break
                 yield step, step + self.steps_per_execution - 1, data
                 step += self.steps_per_execution
@@ -85,7 +87,7 @@ def enumerate_steps(original):
             self._interrupted_warning()
         if not self.steps_per_epoch and (self.data_adapter.num_batches or self._num_batches):
             # Keras opens an iterator here that it never reads. A dataset that reshuffles counts it.
-            self._distributed_dataset.skip_pass()
+            iter(self._get_iterator())
         self._num_batches = self._num_batches or step
         self.data_adapter.on_epoch_end()
 

@@ -1,0 +1,87 @@
+"""Who writes while training goes on, and who hears of it when that fails?"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from absl import logging
+
+from tfdist_ext import errors
+
+_SAY_WAITING_AFTER_SECONDS = 5.0
+
+
+class BackgroundWriter:
+    """Runs one job at a time behind the caller's back.
+
+    A job begins when the one before it has ended, and the caller waits for that: what waits to be written is in memory,
+    and there is never more of it than one save. The error of a job is raised by the next call. The interpreter
+    does not exit before the last job has ended.
+    """
+
+    def __init__(self):
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a job runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, job: Callable[[], None]) -> float:
+        """Starts a job.
+
+        Args:
+            job: Function without arguments.
+
+        Returns:
+            Seconds waited for the job before it.
+
+        Raises:
+            Exception: What the job before it raised.
+        """
+        waited = self.wait()
+        self._thread = threading.Thread(target=self._run, args=(job,), name="checkpoint writer", daemon=False)
+        self._thread.start()
+        return waited
+
+    def wait(self, timeout_seconds: float | None = None) -> float:
+        """Waits for the running job; returns the seconds waited.
+
+        Raises:
+            CheckpointError: It has not ended in time.
+            Exception: What it raised.
+        """
+        started = time.monotonic()
+        if self._thread is not None:
+            self._thread.join(_SAY_WAITING_AFTER_SECONDS if timeout_seconds is None else timeout_seconds)
+            if self._thread.is_alive():
+                if timeout_seconds is not None:
+                    raise errors.CheckpointError(
+                        f"The checkpoint is still being written after {timeout_seconds:.0f} s. Is the disk slow, or "
+                        "the directory on a network that does not answer?"
+                    )
+                logging.warning(
+                    "Training waits: the checkpoint before is still being written after %.0f s. Save less often, or to "
+                    "a faster disk.",
+                    time.monotonic() - started,
+                )
+                self._thread.join()
+            self._thread = None
+        self.raise_error()
+        return time.monotonic() - started
+
+    def raise_error(self) -> None:
+        """Raises what a job raised, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 - raised again by the next call
+            self._error = error
+            logging.error("A checkpoint could not be saved: %s", error)

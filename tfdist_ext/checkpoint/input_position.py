@@ -1,0 +1,314 @@
+"""Which row comes next, and how does a new process get there?
+
+Two ways. *Replay*: the order of a pass over the data is the same each time it is opened, so the number of the pass and
+the batches read from it say it all; the new process opens as many passes and reads over those batches. *Iterator*: the
+state of the `tf.data` iterator itself is saved, buffers and all, where the pipeline can be saved.
+
+Keras' `fit` tells the position through `EpochReading`, a custom loop by iterating over `TrainingState.dataset`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist_ext import compat
+
+REPLAY, ITERATOR = "replay", "iterator"
+
+
+class InputPosition:
+    """Where reading stands in one dataset.
+
+    Args:
+        dataset: `tf.data.Dataset`, or a distributed dataset of a strategy.
+        how: "replay" or "iterator".
+
+    Attributes:
+        dataset: The dataset for the user's loop or for `fit`; iterating over it counts.
+        how: "replay" or "iterator".
+        num_opened: Iterators opened so far.
+        num_batches: Batches taken from the last of them.
+        observers: Functions that get each batch that a custom loop takes.
+        reading: Set while a `fit` with our callback runs.
+    """
+
+    def __init__(self, dataset, how: str = REPLAY):
+        if how not in (REPLAY, ITERATOR):
+            raise ValueError(
+                f'Argument `input_position` must be "{REPLAY}" or "{ITERATOR}"; received {how!r}.'
+            )
+        if not isinstance(dataset, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+            raise TypeError(
+                "Argument `dataset` must be a tf.data.Dataset or a distributed dataset; received "
+                f"{type(dataset).__name__}. Try tf.data.Dataset.from_tensor_slices(...).batch(...)."
+            )
+        self.plain = dataset
+        self.dataset = _counting(dataset, self)
+        self.how = how
+        self.num_opened = 0
+        self.num_batches = 0
+        self.observers: list[Any] = []
+        self.reading: EpochReading | None = None
+        self._iterator: Any = None
+        self._resume: tuple[dict[str, Any], bool, Any] | None = None
+        self._at_opening: dict[str, Any] = {}
+        self._variables = _captured_variables(dataset)
+
+    # --- what is saved ---------------------------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        """Returns the position as plain data."""
+        leases = getattr(self._iterator, "leases", None)
+        return {
+            "how": self.how,
+            "num_opened": self.num_opened,
+            "num_batches": self.num_batches,
+            "leases": None if leases is None else leases.state_dict(),
+            "variables_at_opening": self._at_opening,
+            "variables": self._values(),
+        }
+
+    def iterator_to_save(self):
+        """Returns the iterator whose state is to be saved, or None under replay.
+
+        Raises:
+            ValueError: The iterator has no state that can be saved.
+        """
+        if self.how == REPLAY or self._iterator is None:
+            return None
+        if not isinstance(self._iterator, compat.Trackable):
+            raise ValueError(
+                f"The iterator is a {type(self._iterator).__name__}, whose state cannot be saved. Pass "
+                f'input_position="{REPLAY}".'
+            )
+        return self._iterator
+
+    def load(self, state: dict[str, Any], *, within: bool, restore_iterator=None) -> None:
+        """Goes to a position when the next iterator is opened.
+
+        Args:
+            state: What `state` returned.
+            within: True to go on within the pass that was being read; False to begin the one after it.
+            restore_iterator: Gives an iterator the state that was saved with `state`, under "iterator".
+        """
+        self._resume = state, within, restore_iterator
+
+    @property
+    def is_to_resume_within(self) -> bool:
+        """True until a position within a pass that was loaded has been reached."""
+        return self._resume is not None and self._resume[1]
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+    def open(self, dataset=None):
+        """Opens a pass and counts it; `dataset` is what Keras made of ours."""
+        dataset = self.plain if dataset is None else dataset
+        if self._resume is not None:
+            state, within, restore_iterator = self._resume
+            self._resume = None
+            self._assign(state["variables"])
+            while self.num_opened < state["num_opened"] - within:
+                iter(dataset)  # A dataset that reshuffles draws the order of a pass when it is opened.
+                self.num_opened += 1
+            if within:
+                return self._open_within(dataset, state, restore_iterator)
+        self._at_opening = self._values()
+        self.num_opened += 1
+        self.num_batches = 0
+        self._iterator = iter(dataset)
+        return self._iterator
+
+    def take(self, num_batches: int = 1) -> None:
+        """Counts batches that a loop takes."""
+        self.num_batches += num_batches
+
+    def count_opening(self) -> None:
+        """Counts an iterator that somebody else opened on the dataset."""
+        self.num_opened += 1
+
+    def _open_within(self, dataset, state: dict[str, Any], restore_iterator):
+        """Opens the pass that was being read, where it was."""
+        saved_iterator = state["how"] == ITERATOR and restore_iterator is not None
+        if not saved_iterator:
+            self._assign(state["variables_at_opening"])
+        self._at_opening = state["variables_at_opening"]
+        self.num_opened, self.num_batches = state["num_opened"], state["num_batches"]
+        self._iterator = iterator = iter(dataset)
+        if state["leases"] is not None:
+            iterator.go_to(state["leases"])
+        elif saved_iterator:
+            restore_iterator(iterator)
+        else:
+            for _ in range(self.num_batches):
+                next(iterator)
+        return iterator
+
+    def _values(self) -> dict[str, Any]:
+        return {name: variable.numpy() for name, variable in self._variables.items()}
+
+    def _assign(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if name in self._variables:
+                self._variables[name].assign(value)
+
+
+class CountingIterator:
+    """What a custom loop gets for `iter(state.dataset)`."""
+
+    def __init__(self, position: InputPosition):
+        self._position = position
+        self._iterator = position.open()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        batch = next(self._iterator)
+        self._position.take()
+        for observer in self._position.observers:
+            observer(batch)
+        return batch
+
+
+class EpochReading:
+    """How one `fit` reads the dataset of a position; told by Keras' iterator over epochs.
+
+    Attributes:
+        position: The position.
+        step: Steps of the open epoch that were taken.
+        first_step: Where the next epoch begins: not at 0 only right after a restore.
+        on_begin: Called when the first step is about to be read, after all `on_epoch_begin`; or None.
+        on_step_end: Called with a number of steps when they are done and all callbacks have been told; or None.
+    """
+
+    def __init__(self, position: InputPosition):
+        self.position = position
+        self.step = 0
+        self.first_step = 0
+        self.on_begin: Any = None
+        self.on_step_end: Any = None
+        self._offered = self._untold_steps = 0
+        self._epochs: Any = None
+        self._prepared: Any = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True once a `fit` reads the dataset."""
+        return self._epochs is not None
+
+    @property
+    def continues(self) -> bool:
+        """True where the next epoch goes on with the iterator of this one."""
+        epochs = self._epochs
+        return bool(epochs is not None and epochs.steps_per_epoch and epochs._current_iterator is not None)
+
+    def open(self, epochs):
+        """Returns an iterator for Keras."""
+        if epochs is not self._epochs:
+            self.position.count_opening()
+            return iter(epochs._distributed_dataset)
+        prepared, self._prepared = self._prepared, None
+        return self.position.open(epochs._distributed_dataset) if prepared is None else prepared
+
+    def enumerate(self, epochs, original):
+        """Wraps Keras' generator of the steps of an epoch."""
+        if self._epochs not in (None, epochs):
+            yield from original(epochs)
+            return
+        if self.on_begin is not None:
+            self.on_begin()
+        self._epochs = epochs
+        self.step, self.first_step = self.first_step, 0
+        epochs.first_step = first = self.step
+        if self.position.is_to_resume_within:
+            self._resume_within(epochs, first)
+        for begin, end, iterator in original(epochs):
+            if begin < first:
+                continue
+            epochs.first_step = 0
+            self._offered = end + 1 - begin
+            yield begin, end, iterator
+            # Keras asks for the next step once all callbacks have heard of the one before.
+            steps = self.take_untold_steps()
+            if steps and self.on_step_end is not None:
+                self.on_step_end(steps)
+
+    def step_begins(self) -> None:
+        """Notes that what was offered is trained on: at the end of the data it is not."""
+        self.position.take(self._offered)
+        self.step += self._offered
+        self._untold_steps, self._offered = self._offered, 0
+
+    def take_untold_steps(self) -> int:
+        """Returns the steps since `on_step_end`; an epoch that is stopped early asks for no next step."""
+        steps, self._untold_steps = self._untold_steps, 0
+        return steps
+
+    def _resume_within(self, epochs, first: int) -> None:
+        """Has Keras go on with an iterator that stands where it stood."""
+        iterator = self.position.open(epochs._distributed_dataset)
+        if epochs.steps_per_epoch:
+            epochs._current_iterator = iterator
+            epochs._steps_seen = self.position.num_batches - first
+        else:
+            self._prepared = iterator
+
+
+class _Opener:
+    """Stands for a dataset: `iter` opens a pass and counts it."""
+
+    def __init__(self, open_pass):
+        self._open_pass = open_pass
+
+    def __iter__(self):
+        return self._open_pass()
+
+
+def opener(epochs, position: InputPosition) -> _Opener:
+    """Returns what Keras' iterator over epochs may call `iter` on."""
+    if position.reading is not None:
+        return _Opener(lambda: position.reading.open(epochs))
+
+    def open_pass():
+        position.count_opening()
+        return iter(epochs._distributed_dataset)
+
+    return _Opener(open_pass)
+
+
+def _counting(dataset, position: InputPosition):
+    """Returns a shallow copy of a dataset on which `iter` counts."""
+    kind: Any = type(dataset)
+    counted = copy.copy(dataset)
+    counted.__class__ = _counting_kind(kind)
+    counted.tfdist_position = position
+    return counted
+
+
+@functools.cache
+def _counting_kind(kind: Any) -> type:
+    def iterate(self):
+        return CountingIterator(self.tfdist_position)
+
+    return type(kind.__name__, (kind,), {"__iter__": iterate, "__module__": kind.__module__})
+
+
+def _captured_variables(dataset) -> dict[str, tf.Variable]:
+    """Returns the variables that functions of a dataset use, such as the state of a random generator."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return {}
+    found: dict[int, tf.Variable] = {}
+    pending, seen = [dataset], set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        for function in compat.dataset_functions(node):
+            for variable in function.graph.variables:
+                found[id(variable)] = variable
+        pending.extend(compat.dataset_inputs(node))
+    return {f"{number}": variable for number, variable in zip(itertools.count(), found.values())}

@@ -1,0 +1,169 @@
+"""How does `fit` save, and go on in the middle of an epoch after a crash?
+
+Keras knows nothing of a first step within an epoch, and calls the callbacks one after another. So the work is done
+at three moments when all callbacks have had their say: after `on_train_begin`, between two steps, and after
+`on_epoch_end`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist_ext import compat
+from tfdist_ext.checkpoint import random_streams
+from tfdist_ext.checkpoint.callback_states import CallbackStates
+from tfdist_ext.checkpoint.input_position import EpochReading, opener
+from tfdist_ext.checkpoint.keep_policies import BestN, KeepUnion
+from tfdist_ext.checkpoint.restoring import Restored
+
+_installed = False
+
+
+def _install() -> None:
+    global _installed
+    if not _installed:
+        _installed = True
+        compat.watch_epochs(opener, lambda position: position.reading)
+        compat.call_after_callbacks("on_train_begin", "after_train_begin")
+        compat.call_after_callbacks("on_epoch_end", "after_epoch_end")
+
+
+class CheckpointCallback(keras.callbacks.Callback):
+    """Restores at the beginning of `fit`, and saves between steps and at the ends of epochs.
+
+    Made by `TrainingCheckpointManager.keras_callback()`. A program that calls `fit` several times may use it in all of
+    them: started again after a crash, it passes over those that were done.
+
+    Args:
+        manager: `TrainingCheckpointManager`.
+    """
+
+    def __init__(self, manager):
+        super().__init__()
+        _install()
+        self._manager = manager
+        self._reading: Any = None
+        self._restored: Restored | None = None
+        self._has_restored = False
+        self._undo: Any = None
+        self._saves_each_epoch = _needs_metrics(manager.keep_policy)
+
+    # --- begin -----------------------------------------------------------------------------------------------------
+    def on_train_begin(self, logs=None):
+        """Restores the newest intact checkpoint, once in a process."""
+        state = self._manager.state
+        _require_same_model(state, self.model)
+        _require_dataset(state)
+        state.fit += 1
+        fit = state.fit
+        self._reading = state.position.reading = EpochReading(state.position)
+        self._reading.on_step_end = self._after_step
+        if not self._has_restored:
+            self._has_restored = True
+            self._restored = self._manager.restore_or_initialize()
+        state.fit = fit
+        if self._restored is not None:
+            self._begin_restored(self._restored, fit)
+
+    def _begin_restored(self, restored: Restored, fit: int) -> None:
+        python = restored.python
+        if fit > python["fit"]:
+            self._restored = None
+            return
+        if fit < python["fit"] or python["stopped"]:
+            # Done before the crash. Keras runs no epoch whose number is not below `epochs`.
+            compat.set_first_epoch(self.model, self.params["epochs"])
+            return
+        compat.set_first_epoch(self.model, python["epoch"])
+        self._reading.first_step = python["batch"]
+        if python["batch"]:
+            self._reading.on_begin = lambda: self._restore_again(restored)
+
+    def after_train_begin(self, callbacks, logs=None):
+        """Gives the callbacks their state back; Keras has called all their `on_train_begin`."""
+        state = self._manager.state
+        state.callbacks = CallbackStates(callbacks, own=[self])
+        if self._restored is not None and self._restored.python["fit"] == state.fit:
+            state.callbacks.load(self._restored.python["callbacks"] or {})
+
+    def _restore_again(self, restored: Restored) -> None:
+        """Undoes what `reset_metrics` and the `on_epoch_begin` of an epoch that goes on have changed."""
+        self._reading.on_begin = None
+        restored.again()
+        self._manager.state.callbacks.load(restored.python["callbacks"] or {})
+        random_streams.restore_process(restored.python["random"])
+        self._undo = compat.show_metrics_without_steps(self.model)
+
+    # --- steps and epochs --------------------------------------------------------------------------------------------
+    def on_epoch_begin(self, epoch, logs=None):
+        """Notes the epoch."""
+        state = self._manager.state
+        compat.set_first_epoch(self.model, 0)
+        state.epoch, state.batch = epoch, self._reading.first_step
+        if self._restored is not None and not self._reading.first_step:
+            self._restored = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Notes that a step has its batches."""
+        self._reading.step_begins()
+
+    def _after_step(self, num_steps: int) -> None:
+        """Saves between two steps; at the last step of an epoch, when the epoch has ended."""
+        state, self._restored = self._manager.state, None
+        state.batch = self._reading.step
+        step = state.step + num_steps
+        if self.params.get("steps") is not None and state.batch >= self.params["steps"]:
+            state.step = step
+            return
+        self._manager.save_if_due(step)
+
+    def after_epoch_end(self, callbacks, epoch, logs=None):
+        """Saves if that is due; always at the last epoch, and at each where the best are kept."""
+        state = self._manager.state
+        if self._undo is not None:
+            self._undo = self._undo()
+        if not self._reading.has_begun:
+            raise ValueError(
+                "`fit` does not read the dataset of the TrainingState, so that its position cannot be saved. Pass "
+                "`state.dataset` to `fit`."
+            )
+        state.step += self._reading.take_untold_steps()
+        state.epoch, state.batch = epoch + 1, 0
+        last = epoch + 1 >= self.params["epochs"] or self.model.stop_training
+        if last or self._saves_each_epoch:
+            self._manager.save(state.step, logs)
+        else:
+            self._manager.save_if_due(state.step, logs)
+        self._manager.interrupted()
+
+    def on_train_end(self, logs=None):
+        """Waits for the last save."""
+        compat.set_first_epoch(self.model, 0)
+        state = self._manager.state
+        state.position.reading = None
+        state.callbacks = None
+        self._manager.wait()
+
+
+def _needs_metrics(policy) -> bool:
+    return isinstance(policy, BestN) or (
+        isinstance(policy, KeepUnion) and any(map(_needs_metrics, policy.policies))
+    )
+
+
+def _require_same_model(state, model) -> None:
+    if state.model is not model:
+        raise ValueError(
+            "The callback's TrainingState is of another model than the one that `fit` trains. Make it with "
+            "`TrainingState(model=model, dataset=...)`."
+        )
+
+
+def _require_dataset(state) -> None:
+    if state.position is None:
+        raise ValueError(
+            "`fit` cannot go on within an epoch without knowing what it read. Give the dataset to TrainingState and "
+            "`state.dataset` to `fit`."
+        )

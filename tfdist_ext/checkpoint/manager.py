@@ -1,0 +1,320 @@
+"""When is the state saved, by whom, and which checkpoint does training start from?"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from tfdist_ext import errors
+from tfdist_ext.checkpoint import plain_data, preemption, save_job
+from tfdist_ext.checkpoint.background import BackgroundWriter
+from tfdist_ext.checkpoint.directory import CheckpointDirectory
+from tfdist_ext.checkpoint.keep_policies import KeepPolicy, LatestN
+from tfdist_ext.checkpoint.pace import Pace
+from tfdist_ext.checkpoint.restoring import Restored, Restoring
+from tfdist_ext.checkpoint.save_policies import EverySteps, SavePolicy, SaveUnion
+from tfdist_ext.checkpoint.tensors import Snapshot
+from tfdist_ext.checkpoint.training_state import TrainingState
+
+
+class TrainingCheckpointManager:
+    """Saves a training state as often as its policy says, and restores it after a crash.
+
+    Runs on: every worker, which call the same methods at the same steps; under parameter servers on the chief. An
+    evaluator may open the same directory and restore from it.
+
+    Args:
+        state: What to save.
+        directory: Where. If all workers see the same directory, each writes its own part there; else the chief writes
+            all of it to its own.
+        save: When to save: `EverySteps`, `EverySeconds`, `OverheadBudget`, joined by `|`.
+        keep: What to keep: `LatestN`, `BestN`, joined by `|`.
+        asynchronous: Whether to write while training goes on. It is held up for the copy only: for as long as it takes
+            to read the variables, and then by what the next steps overwrite.
+        stop_on_sigterm: Whether SIGTERM at any worker makes all of them save at the same step and end with exit code
+            143.
+
+    Attributes:
+        statistics: Counts and seconds so far: `num_saves`, `blocking_seconds`, `waited_seconds` (for a write before),
+            `persist_seconds`, `num_bytes` of the last save.
+
+    Example:
+        >>> import tempfile
+        >>> import tensorflow as tf
+        >>> from tfdist_ext.checkpoint import EverySteps, TrainingState
+        >>> counter = tf.Variable(0)
+        >>> checkpoints = TrainingCheckpointManager(
+        ...     TrainingState(counter=counter, allow_missing=["input"]), tempfile.mkdtemp(), save=EverySteps(2)
+        ... )
+        >>> checkpoints.restore_or_initialize() is None
+        True
+        >>> [checkpoints.save_if_due(step) for step in (1, 2, 3, 4)]
+        [False, True, False, True]
+        >>> checkpoints.wait()
+        >>> checkpoints.steps()
+        [2, 4]
+
+    References:
+        Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST 2021.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        directory: str | os.PathLike[str],
+        *,
+        save: SavePolicy | None = None,
+        keep: KeepPolicy | None = None,
+        asynchronous: bool = True,
+        stop_on_sigterm: bool = True,
+    ):
+        self.state = state
+        self.directory = CheckpointDirectory(directory)
+        self.save_policy = save if save is not None else EverySteps(500)
+        self.keep_policy = keep if keep is not None else LatestN(3)
+        self.statistics: dict[str, float] = {
+            "num_saves": 0, "blocking_seconds": 0.0, "waited_seconds": 0.0, "persist_seconds": 0.0, "num_bytes": 0,
+        }  # fmt: skip
+        self._asynchronous = asynchronous
+        self._stop = preemption.StopRequest() if stop_on_sigterm else None
+        self._participants = state.participants
+        self._writer = BackgroundWriter()
+        self._pace = Pace(time.monotonic())
+        self._attempts: str | None = None
+        self._num_attempts = 0
+        self._sees_directory: list[bool] = []
+        self._next_check = 0
+        self._pieces: list[Any] | None = None
+
+    # --- restoring -------------------------------------------------------------------------------------------------
+    def restore_or_initialize(self, step: int | None = None) -> Restored | None:
+        """Restores the newest intact checkpoint, if there is one.
+
+        Runs on: every worker, after the model was made and before the first step.
+
+        Args:
+            step: The one to restore; None for the newest intact one.
+
+        Returns:
+            What was restored, or None where there is no checkpoint yet.
+
+        Raises:
+            CheckpointCorruptError: There are checkpoints, and none of them is intact.
+            CheckpointMismatchError: It does not fit the program: all names that differ.
+        """
+        self._writer.wait()
+        self._join()
+        restored = Restoring(self.state, self._participants, self.directory, self._sees_directory).run(step)
+        if restored is not None:
+            self._pace.restored(restored.step, time.monotonic())
+            self._go_to_input(restored)
+            logging.info("Restored step %d from %s.", restored.step, restored.path)
+        self._next_check = self.state.step
+        return restored
+
+    def _go_to_input(self, restored: Restored) -> None:
+        position, saved = self.state.position, restored.python["input"]
+        if position is not None and saved is not None:
+            restore_iterator = save_job.iterator_restorer(restored.path, restored.python["worker"])
+            position.load(saved, within=restored.python["within"], restore_iterator=restore_iterator)
+
+    def _join(self) -> None:
+        """Agrees with the other workers on the token of saves, and finds out who sees the directory."""
+        if self._attempts is not None:
+            return
+        if self._stop is not None:
+            self._stop.listen()
+        token, problem = secrets.token_hex(4), None
+        probe = os.path.join(self.directory.path, f".probe-{token}")
+        several = len(self._participants.task_names) > 1
+        if self._participants.index == 0:
+            try:
+                self.directory.sweep(older_than_seconds=0.0)
+                if several:
+                    os.makedirs(self.directory.path, exist_ok=True)
+                    with open(probe, "xb"):
+                        pass
+            except (OSError, errors.CheckpointError) as error:
+                problem = str(error)
+        token, problem = self._participants.gather([token, problem], "checkpoint directory", stream="join")[0]
+        if problem is not None:
+            raise errors.CheckpointError(
+                f"{self._participants.task_names[0]}: {problem}", path=self.directory.path
+            )
+        sees = os.path.exists(os.path.join(self.directory.path, f".probe-{token}")) or not several
+        self._sees_directory = self._participants.gather(sees, "who sees the directory", stream="join")
+        if self._participants.index == 0 and several:
+            os.unlink(probe)
+        self._attempts = token
+
+    # --- saving ----------------------------------------------------------------------------------------------------
+    def save_if_due(self, step: int, metrics: Mapping[str, float] | None = None) -> bool:
+        """Saves if the policy, another worker, or SIGTERM says so.
+
+        Runs on: every worker, after each step.
+
+        Args:
+            step: Updates applied.
+            metrics: Numbers for `BestN` and for those who list checkpoints.
+
+        Returns:
+            True if the state was saved.
+
+        Raises:
+            CheckpointError: The save before failed, or this one cannot begin.
+            SystemExit: With code 143, after SIGTERM and the save.
+        """
+        self._join_alone_or_refuse()
+        now = time.monotonic()
+        self.state.step = step
+        self._pace.step_ended(step, now)
+        self._writer.raise_error()
+        reason, stops = self._decided(step, now)
+        if stops:
+            self._save_and_exit(metrics)
+        if reason is None:
+            return False
+        logging.info("Saving step %d: %s.", step, reason)
+        self._save(metrics)
+        return True
+
+    def save(
+        self, step: int | None = None, metrics: Mapping[str, float] | None = None, *, wait: bool = False
+    ) -> None:
+        """Saves now.
+
+        Runs on: every worker, at the same step.
+
+        Args:
+            step: Updates applied; None for `state.step`.
+            metrics: Numbers for `BestN` and for those who list checkpoints.
+            wait: Whether to return only after the commit.
+
+        Raises:
+            CheckpointError: This save or the one before failed; or, with several workers, it cannot be known whether
+                the others save too.
+            CheckpointIncompleteError: Something could not be captured, and is not allowed to be missing.
+        """
+        self._join_alone_or_refuse()
+        if step is not None:
+            self.state.step = step
+        self._save(metrics)
+        if wait:
+            self._writer.wait()
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Waits until the last save is committed; raises what went wrong with it."""
+        self._writer.wait(timeout_seconds)
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints that are there, the oldest first."""
+        return [record.step for record in self.directory.records() if record.problem is None]
+
+    def keras_callback(self):
+        """Returns a callback for `model.fit(state.dataset, callbacks=[...])` that restores and saves."""
+        from tfdist_ext.checkpoint.keras_callback import CheckpointCallback
+
+        return CheckpointCallback(self)
+
+    def interrupted(self) -> None:
+        """Notes that the time until the next step is not a step's: an evaluation, for instance."""
+        self._pace.interrupted()
+
+    def _join_alone_or_refuse(self) -> None:
+        """A save needs all workers. Whether the others come, the chief cannot see; that they have come once, it can."""
+        if self._attempts is not None:
+            return
+        if len(self._participants.task_names) > 1:
+            raise errors.CheckpointError(
+                f"A checkpoint of {len(self._participants.task_names)} workers needs all of them. Call "
+                "`restore_or_initialize()` on every worker before the first save, and `save` or `save_if_due` on every "
+                "worker at the same steps; the chief alone writes what is shared."
+            )
+        self._join()
+
+    def _decided(self, step: int, now: float) -> tuple[str | None, bool]:
+        """Returns why to save now, or None, and whether to stop; the same on all workers."""
+        progress = self._pace.progress(step, now)
+        received = self._stop is not None and self._stop.received
+        if len(self._participants.task_names) == 1:
+            return self.save_policy.is_due(progress), received
+        for policy in _members(self.save_policy):
+            # These need no clock: everybody comes to the same answer.
+            reason = None if policy.needs_clock else policy.is_due(progress)
+            if reason is not None:
+                return reason, False
+        if step < self._next_check:
+            return None, False
+        own = {
+            "reason": self.save_policy.is_due(progress),
+            "stops": received,
+            "next": step + self._pace.steps_between_checks(),
+        }
+        answers = self._participants.gather(own, f"checkpoint due at step {step}")
+        self._next_check = answers[0]["next"]
+        return answers[0]["reason"], any(answer["stops"] for answer in answers)
+
+    def _save_and_exit(self, metrics) -> None:
+        logging.warning("Saving step %d and ending: SIGTERM.", self.state.step)
+        if self._stop is not None:
+            self._stop.stop_listening()
+        self._save(metrics)
+        self._writer.wait()
+        raise SystemExit(preemption.EXIT_CODE)
+
+    def _save(self, metrics) -> None:
+        started = time.monotonic()
+        waited = self._writer.wait()
+        if self._pieces is None:
+            self._pieces = self.state.require_complete()
+        self._num_attempts += 1
+        attempt = f"{self._attempts}{self._num_attempts:04x}"
+
+        def done(seconds: float) -> None:
+            self._pace.persist_seconds = self.statistics["persist_seconds"] = seconds
+            self.statistics["num_saves"] += 1
+
+        step = self.state.step
+        self._writer.submit(self._job(metrics, attempt, done).run)
+        if not self._asynchronous:
+            self._writer.wait()
+        now = time.monotonic()
+        self._pace.saved(step, started, now)
+        self.statistics["blocking_seconds"] += now - started
+        self.statistics["waited_seconds"] += waited
+
+    def _job(self, metrics, attempt: str, done) -> save_job.SaveJob:
+        state, index = self.state, self._participants.index
+        variables = state.variables()
+        shared = variables.snapshot() if index == 0 else None
+        python = {**state.python_state(), "paths": variables.paths(), "worker": index}
+        own = dict(getattr(state.strategy.extended, "compression_residuals", None) or {})
+        iterator = None if state.position is None else state.position.iterator_to_save()
+        specs = shared.specs() if shared is not None else {}
+        self.statistics["num_bytes"] = shared.num_bytes if shared is not None else 0
+        return save_job.SaveJob(
+            part=save_job.Part(
+                python=plain_data.dumps(python),
+                own=Snapshot.of_arrays({name: value.read_value() for name, value in own.items()})
+                if own
+                else None,
+                iterator=save_job.iterator_snapshot(iterator),
+                shared=shared,
+            ),
+            manifest=save_job.new_manifest(state, specs, self._pieces or (), metrics, attempt),
+            attempt=attempt,
+            directory=self.directory,
+            directory_is_shared=all(self._sees_directory),
+            participants=self._participants,
+            keep=self.keep_policy,
+            done=done,
+        )
+
+
+def _members(policy: SavePolicy) -> tuple[SavePolicy, ...]:
+    return policy.policies if isinstance(policy, SaveUnion) else (policy,)

@@ -1,0 +1,273 @@
+"""What is done behind training: writing, collecting what all have written, the commit, and throwing away.
+
+Every worker does this for the same save, in the same order; where one fails, all learn of it, and the draft is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist_ext import errors, events
+from tfdist_ext.checkpoint import plain_data
+from tfdist_ext.checkpoint.directory import CheckpointDirectory
+from tfdist_ext.checkpoint.keep_policies import KeepPolicy
+from tfdist_ext.checkpoint.manifest import FileRecord, Manifest, Piece, TensorRecord
+from tfdist_ext.checkpoint.participants import Participants
+from tfdist_ext.checkpoint.tensors import Snapshot, VariableList
+
+SHARED = "state"
+
+
+def python_file(worker: int) -> str:
+    """Returns the name of the file with the Python state of a worker."""
+    return f"worker-{worker:05d}.json"
+
+
+def arrays_prefix(worker: int) -> str:
+    """Returns the prefix of the files with the arrays that are a worker's own."""
+    return f"worker-{worker:05d}-arrays"
+
+
+def iterator_prefix(worker: int) -> str:
+    """Returns the prefix of the files with the state of a worker's iterator."""
+    return f"worker-{worker:05d}-iterator"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one worker brings to a checkpoint.
+
+    Attributes:
+        python: Its Python state as text.
+        own: Arrays that are its own, or None.
+        iterator: State of its `tf.data` iterator, or None where the input is replayed.
+        shared: The variables; only the chief's part has them.
+    """
+
+    python: bytes
+    own: Snapshot | None = None
+    iterator: Snapshot | None = None
+    shared: Snapshot | None = None
+
+    def bundles(self, worker: int) -> dict[str, Snapshot]:
+        """Returns what is written for a worker besides text, by prefix."""
+        own = {arrays_prefix(worker): self.own, iterator_prefix(worker): self.iterator}
+        return {prefix: snapshot for prefix, snapshot in own.items() if snapshot is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveJob:
+    """One save.
+
+    Attributes:
+        part: Of this worker.
+        manifest: As far as it is known before writing; the chief's counts.
+        attempt: Token that all workers share.
+        directory: Where.
+        directory_is_shared: Whether all workers see it. If not, the chief writes everybody's part.
+        participants: Who saves.
+        keep: What to keep.
+        done: Called with the seconds it took, after the commit.
+    """
+
+    part: Part
+    manifest: Manifest
+    attempt: str
+    directory: CheckpointDirectory
+    directory_is_shared: bool
+    participants: Participants
+    keep: KeepPolicy
+    done: Callable[[float], None]
+
+    def run(self) -> None:
+        """Writes and commits.
+
+        Raises:
+            CheckpointError: Some worker could not; all raise it, and the draft is gone.
+        """
+        started = time.monotonic()
+        sealed, own_error = self._try(self._write)
+        reports = self._gather({"files": sealed, "error": own_error, "part": self._to_send()}, "written")
+        problem = _first_problem(self.participants.task_names, reports)
+        path = None
+        if self.participants.index == 0:
+            if problem is None:
+                path, problem = self._try(lambda: self._commit(reports))
+            else:
+                self.directory.begin(self.manifest.step, self.attempt).abandon()
+        (outcome, *_) = self._gather({"path": path, "error": problem}, "committed")
+        if outcome["error"] is not None:
+            raise errors.CheckpointError(
+                f"Step {self.manifest.step} was not saved: {outcome['error']}", path=self.directory.path
+            )
+        seconds = time.monotonic() - started
+        self.done(seconds)
+        events.emit(
+            "checkpoint_committed", step=self.manifest.step, path=outcome["path"], seconds=seconds,
+            num_bytes=0 if self.part.shared is None else self.part.shared.num_bytes,
+        )  # fmt: skip
+
+    def _gather(self, value: Any, name: str) -> list[Any]:
+        return self.participants.gather(
+            value, f"checkpoint of step {self.manifest.step} {name}", stream="commit"
+        )
+
+    def _try(self, action: Callable[[], Any]) -> tuple[Any, str | None]:
+        """Returns what an action returned, or what went wrong: the others wait for either."""
+        try:
+            return action(), None
+        except (errors.CheckpointError, tf.errors.OpError, OSError) as error:
+            return None, getattr(error, "message", None) or str(error)
+
+    @property
+    def _writes(self) -> bool:
+        return self.directory_is_shared or self.participants.index == 0
+
+    def _to_send(self) -> dict[str, Any] | None:
+        if self._writes:
+            return None
+        bundles = self.part.bundles(self.participants.index)
+        return {
+            "python": self.part.python,
+            "bundles": {prefix: snapshot.as_plain() for prefix, snapshot in bundles.items()},
+        }
+
+    def _write(self) -> list[dict[str, Any]]:
+        if not self._writes:
+            return []
+        with self.directory.begin(self.manifest.step, self.attempt) as draft:
+            index = self.participants.index
+            names = _write_part(draft, index, self.part.python, self.part.bundles(index))
+            if self.part.shared is not None:
+                self.part.shared.write(draft.path(SHARED))
+                names += bundle_files(SHARED)
+            return [dataclasses.asdict(record) for record in draft.seal(names)]
+
+    def _commit(self, reports: Sequence[Mapping[str, Any]]) -> str:
+        draft = self.directory.begin(self.manifest.step, self.attempt)
+        files = [FileRecord(**record) for report in reports for record in report["files"]]
+        for worker, report in enumerate(reports):
+            if report["part"] is not None:
+                sent = report["part"]
+                bundles = {prefix: Snapshot.of_arrays(plain) for prefix, plain in sent["bundles"].items()}
+                files += draft.seal(_write_part(draft, worker, sent["python"], bundles))
+        record = draft.commit(dataclasses.replace(self.manifest, files=tuple(files)))
+        self._throw_away()
+        return record.path
+
+    def _throw_away(self) -> None:
+        records = [record for record in self.directory.records() if record.manifest is not None]
+        kept = self.keep.keeps(records)
+        for record in records:
+            if record.step not in kept:
+                with contextlib.suppress(errors.CheckpointError):  # A later save tries again.
+                    self.directory.delete(record)
+
+
+def _write_part(draft, worker: int, python: bytes, bundles: Mapping[str, Snapshot]) -> list[str]:
+    draft.write_bytes(python_file(worker), python)
+    names = [python_file(worker)]
+    for prefix, snapshot in bundles.items():
+        snapshot.write(draft.path(prefix))
+        names += bundle_files(prefix)
+    return names
+
+
+def bundle_files(prefix: str) -> list[str]:
+    """Returns the names of the files that TensorFlow makes for a prefix."""
+    return [f"{prefix}.index", f"{prefix}.data-00000-of-00001"]
+
+
+def _first_problem(task_names: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> str | None:
+    for name, report in zip(task_names, reports, strict=True):
+        if report["error"] is not None:
+            return f"{name} could not write its part: {report['error']}"
+    return None
+
+
+def new_manifest(
+    state, shared_specs: Mapping[str, tuple], pieces: Sequence[Piece], metrics, attempt
+) -> Manifest:
+    """Describes a checkpoint as far as it is known before its files are.
+
+    Args:
+        state: `TrainingState`.
+        shared_specs: dtype and shape of each variable by key.
+        pieces: The completeness report.
+        metrics: Numbers by name.
+        attempt: Token of the save.
+    """
+    strategy = state.strategy
+    position = state.position
+    return Manifest(
+        step=state.step,
+        attempt=attempt,
+        epoch=state.epoch,
+        batch=state.batch,
+        created_unix_seconds=time.time(),
+        metrics={name: float(value) for name, value in (metrics or {}).items() if _is_number(value)},
+        tensors=tuple(
+            TensorRecord(name=key, dtype=dtype, shape=tuple(shape))
+            for key, (dtype, shape) in shared_specs.items()
+        ),
+        pieces=tuple(pieces),
+        cluster={"workers": list(state.participants.task_names)},
+        fingerprint={
+            "tfdist_ext": sys.modules["tfdist_ext"].__version__,
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "strategy": type(strategy).__name__,
+            "replicas": strategy.num_replicas_in_sync,
+        },
+        input={} if position is None else {"how": position.how, "batches": position.num_batches},
+    )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def iterator_snapshot(iterator) -> Snapshot | None:
+    """Reads the state of a `tf.data` iterator; None for None.
+
+    Raises:
+        ValueError: A step of its pipeline has state that cannot be saved, such as a Python function.
+    """
+    if iterator is None:
+        return None
+    try:
+        return VariableList(tf.train.Checkpoint(iterator=iterator)).snapshot()
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f"The state of the tf.data iterator cannot be saved: {error.message.splitlines()[0]} Pass "
+            'input_position="replay" to TrainingState; the order of the data must then be the same each time.'
+        ) from error
+
+
+def iterator_restorer(folder: str, worker: int):
+    """Returns a function that gives an iterator the state that was saved for a worker."""
+    prefix = os.path.join(folder, iterator_prefix(worker))
+
+    def restore(iterator) -> None:
+        tf.train.Checkpoint(iterator=iterator).read(prefix).assert_consumed()
+
+    return restore
+
+
+def decode_python(text: bytes) -> dict[str, Any]:
+    """Returns the Python state in a worker's file."""
+    return plain_data.loads(text)

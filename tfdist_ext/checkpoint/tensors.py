@@ -1,0 +1,209 @@
+"""How do tensors get out of variables, onto disk, and back?
+
+The files are TensorFlow's own: `tf.train.Checkpoint(model=model).restore(prefix)` reads them without this package.
+A snapshot copies nothing that is on a CPU: TensorFlow copies a variable's value when it is changed while somebody
+holds it, so that the steps after a snapshot pay for what they overwrite, and nobody waits for the disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_ext import compat, errors
+from tfdist_ext.checkpoint import object_graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One tensor, or one slice of one, of a snapshot.
+
+    Attributes:
+        key: Name in the file.
+        slice_spec: Where it lies in the whole, in TensorFlow's notation; "" for a whole tensor.
+        tensor: The value, on the task that owns it.
+    """
+
+    key: str
+    slice_spec: str
+    tensor: tf.Tensor
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that this is, or is a slice of."""
+        if not self.slice_spec:
+            return tuple(self.tensor.shape.as_list())
+        return tuple(int(size) for size in self.slice_spec.split()[:-1])
+
+
+class Snapshot:
+    """The values of all variables below an object, as they are now.
+
+    Attributes:
+        entries: `Entry` of each value.
+        graph: `TrackableObjectGraph`: which object has which.
+    """
+
+    def __init__(self, entries: Sequence[Entry], graph):
+        self.entries = list(entries)
+        self.graph = graph
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray | tf.Tensor]) -> Snapshot:
+        """Makes a snapshot of named values that belong to no object."""
+        return cls([Entry(key, "", tf.convert_to_tensor(value)) for key, value in arrays.items()], None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values; strings count as nothing."""
+        return sum(entry.tensor.shape.num_elements() * entry.tensor.dtype.size for entry in self.entries)
+
+    def as_plain(self) -> dict[str, np.ndarray | bytes]:
+        """Returns the values by key, scalar strings as bytes, such that `of_arrays` makes a snapshot of them."""
+        plain = {entry.key: entry.tensor.numpy() for entry in self.entries}
+        if self.graph is not None:
+            plain[compat.OBJECT_GRAPH_KEY] = self.graph.SerializeToString()
+        return plain
+
+    def specs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Returns dtype and whole shape by key."""
+        return {entry.key: (entry.tensor.dtype.name, entry.whole_shape) for entry in self.entries}
+
+    def write(self, prefix: str) -> None:
+        """Writes `prefix.index` and `prefix.data-00000-of-00001`; the caller makes them durable.
+
+        Runs on: any thread.
+
+        Raises:
+            tf.errors.OpError: What the file system says.
+        """
+        entries = list(self.entries)
+        if self.graph is not None:
+            entries.append(
+                Entry(compat.OBJECT_GRAPH_KEY, "", tf.constant(self.graph.SerializeToString(), tf.string))
+            )
+        with compat.own_executor(), tf.device("/device:CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=prefix,
+                tensor_names=[entry.key for entry in entries],
+                shape_and_slices=[entry.slice_spec for entry in entries],
+                tensors=[tf.identity(entry.tensor) for entry in entries],
+            )
+
+
+class VariableList:
+    """The variables below an object, found once and read at each save.
+
+    Args:
+        root: `tf.train.Checkpoint`.
+
+    Attributes:
+        root: The same.
+        graph: `TrackableObjectGraph`.
+        is_lasting: False where values were read when the list was made: make a new one for each save.
+    """
+
+    def __init__(self, root):
+        self.root = root
+        self._values, self.graph = compat.object_graph(root)
+        self.is_lasting = not any(isinstance(value, tf.Tensor) for _, value in self._values.values())
+
+    def __contains__(self, variable) -> bool:
+        return any(trackable is variable for trackable, _ in self._values.values())
+
+    @property
+    def ids(self) -> set[int]:
+        """`id` of each object that has values."""
+        return {id(trackable) for trackable, _ in self._values.values()}
+
+    def paths(self) -> dict[str, str]:
+        """Returns the paths of Keras variables by key."""
+        found = {key: getattr(trackable, "path", None) for key, (trackable, _) in self._values.items()}
+        return {key: path for key, path in found.items() if isinstance(path, str)}
+
+    def specs(self) -> dict[str, tuple[str, tuple[int, ...]] | None]:
+        """Returns dtype and shape by key, None where nobody knows before reading."""
+        return {key: _spec_of(trackable, value) for key, (trackable, value) in self._values.items()}
+
+    def snapshot(self) -> Snapshot:
+        """Reads all values.
+
+        Runs on: whoever writes these variables, between two steps.
+        """
+        entries = []
+        for key, (trackable, value) in self._values.items():
+            for slice_spec, tensor in compat.read_for_saving(trackable, value).items():
+                entries.append(Entry(key, slice_spec, tensor))
+        return Snapshot(entries, self.graph)
+
+
+def read_arrays(prefix: str) -> dict[str, np.ndarray]:
+    """Returns everything in a file that `of_arrays` was written to.
+
+    Raises:
+        tf.errors.DataLossError: The file is damaged.
+    """
+    reader = tf.train.load_checkpoint(prefix)
+    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+
+
+def saved_graph(prefix: str):
+    """Returns the `TrackableObjectGraph` of a file."""
+    text = tf.train.load_checkpoint(prefix).get_tensor(compat.OBJECT_GRAPH_KEY)
+    return compat.TrackableObjectGraph.FromString(text)
+
+
+def saved_specs(prefix: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns dtype and shape by key."""
+    reader = tf.train.load_checkpoint(prefix)
+    dtypes = reader.get_variable_to_dtype_map()
+    return {
+        key: (dtypes[key].name, tuple(shape))
+        for key, shape in reader.get_variable_to_shape_map().items()
+        if key != compat.OBJECT_GRAPH_KEY
+    }
+
+
+def restore(
+    variables: VariableList, prefix: str, *, path_of: Mapping[str, str], allow_missing: Sequence[str] = ()
+) -> list[str]:
+    """Gives variables the values of a file, or changes nothing.
+
+    Runs on: every task that holds the variables.
+
+    Args:
+        variables: All of them exist.
+        prefix: The file.
+        path_of: Readable names of keys of the file, for messages.
+        allow_missing: Patterns of names that may be in the file or in the program alone.
+
+    Returns:
+        Sentences about names that were allowed to be missing.
+
+    Raises:
+        CheckpointMismatchError: Names, shapes or dtypes differ; the message has all of them.
+        tf.errors.DataLossError: The file is damaged.
+    """
+    difference = object_graph.compare(
+        saved_graph(prefix), saved_specs(prefix), variables.graph, variables.specs(), path_of
+    )
+    notes, problems = difference.sorted_out(allow_missing)
+    if problems:
+        raise errors.CheckpointMismatchError(
+            f"The checkpoint {prefix} does not fit the program:\n  " + "\n  ".join(problems) + "\n"
+            "Build the model and the optimizer as they were when it was saved, or pass `allow_missing=[...]` with "
+            "patterns of the names to go on without."
+        )
+    variables.root.read(prefix).expect_partial()
+    return notes
+
+
+def _spec_of(trackable, value) -> tuple[str, tuple[int, ...]] | None:
+    variable = getattr(trackable, "_value", trackable)
+    shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
+    if shape is None or not isinstance(dtype, tf.DType) or isinstance(value, dict):
+        return None
+    return dtype.name, tuple(shape)
