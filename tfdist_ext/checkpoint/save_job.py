@@ -153,14 +153,14 @@ class SaveJob:
             return [dataclasses.asdict(record) for record in draft.seal(names)]
 
     def _commit(self, reports: Sequence[Mapping[str, Any]]) -> str:
-        draft = self.directory.begin(self.manifest.step, self.attempt)
-        files = [FileRecord(**record) for report in reports for record in report["files"]]
-        for worker, report in enumerate(reports):
-            if report["part"] is not None:
+        with self.directory.begin(self.manifest.step, self.attempt) as draft:
+            files = [FileRecord(**record) for report in reports for record in report["files"]]
+            for worker, report in enumerate(reports):
                 sent = report["part"]
-                bundles = {prefix: Snapshot.of_arrays(plain) for prefix, plain in sent["bundles"].items()}
-                files += draft.seal(_write_part(draft, worker, sent["python"], bundles))
-        record = draft.commit(dataclasses.replace(self.manifest, files=tuple(files)))
+                if sent is not None:
+                    bundles = {prefix: Snapshot.of_arrays(plain) for prefix, plain in sent["bundles"].items()}
+                    files += draft.seal(_write_part(draft, worker, sent["python"], bundles))
+            record = draft.commit(dataclasses.replace(self.manifest, files=tuple(files)))
         self._throw_away()
         return record.path
 
