@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         training,
         transport,
     )
+    from tfdist_ext.collectives import TopK
     from tfdist_ext.ps import (
         Asynchronous,
         BoundedStaleness,
@@ -81,6 +82,7 @@ _MODULE_OF = {
     "DelayCompensation": "tfdist_ext.training",
     "UpdateLogs": "tfdist_ext.training",
     "ParameterServerStrategy": "tfdist_ext.training",
+    "TopK": "tfdist_ext.collectives",
     "Asynchronous": "tfdist_ext.ps",
     "BoundedStaleness": "tfdist_ext.ps",
     "ExponentialStaleness": "tfdist_ext.ps",
@@ -115,6 +117,7 @@ __all__ = [
     "StartupTimeoutError",
     "Synchronous",
     "TfdistError",
+    "TopK",
     "UpdateLogs",
     "WorkersLostError",
     "cluster",

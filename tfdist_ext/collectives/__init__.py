@@ -5,7 +5,8 @@ knows neither sockets nor threads (`ring.py`, `direct.py`, `exchange.py`), and `
 operations of one task with those of the others.
 """
 
+from tfdist_ext.collectives.compression import TopK
 from tfdist_ext.collectives.future import Future, StreamAbandoned
 from tfdist_ext.collectives.process_group import ProcessGroup
 
-__all__ = ["Future", "ProcessGroup", "StreamAbandoned"]
+__all__ = ["Future", "ProcessGroup", "StreamAbandoned", "TopK"]

@@ -83,12 +83,13 @@ class HostCollectives:
                 results[index] = output
         return results
 
-    def gather(self, tensor, name: str) -> list:
+    def gather(self, tensor, name: str, counts_step: bool = False) -> list:
         """Collects a tensor of every worker; first dimensions may differ.
 
         Args:
             tensor: Dense tensor of rank >= 1.
             name: Name for messages.
+            counts_step: See `sum`.
 
         Returns:
             List of the workers' tensors, by rank.
@@ -97,6 +98,8 @@ class HostCollectives:
         shaped = tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
         def gather_now(array):
+            if counts_step:
+                self._count_step()
             return tuple(self._group.all_gather(array, name=name))
 
         return self._call(gather_now, [tensor], [shaped] * self._group.size)

@@ -7,9 +7,11 @@ from absl import logging
 
 from tfdist_ext import cluster as cluster_lib
 from tfdist_ext import compat, errors
+from tfdist_ext.collectives import TopK
 from tfdist_ext.collectives.cross_device import RingAllReduce
 from tfdist_ext.collectives.host_ops import HostCollectives
 from tfdist_ext.strategies import groups
+from tfdist_ext.strategies.compressed_sums import CompressedSums
 from tfdist_ext.strategies.mirrored import copies, next_collective_key_base, sum_by
 from tfdist_ext.strategies.synchronous_extended import SynchronousExtended, SynchronousStrategy
 
@@ -26,7 +28,7 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
     runtime and coordination service are not started, so that a dead peer is a Python exception and not an abort.
     """
 
-    def __init__(self, container_strategy, cluster, communication_options, join):
+    def __init__(self, container_strategy, cluster, communication_options, join, compression=None):
         # Not CollectiveAllReduceExtended.__init__: it would start TensorFlow's server.
         tf.distribute.StrategyExtended.__init__(self, container_strategy)
         self._communication_options = communication_options
@@ -46,6 +48,9 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
             self._host = HostCollectives(group, bytes_per_pack, container_strategy.note_failure)
         self._ring = RingAllReduce(self._host, num_local=len(self.worker_devices))
         self._cross_device_ops = self._host_cross_device_ops = self._ring
+        self._compressed = None
+        if compression is not None and self._host is not None:
+            self._compressed = CompressedSums(compression, self._host, self._ring, self._make_residual)
 
     def _initialize_devices(self, cluster):
         """Sets what TensorFlow's `_initialize_local` would, without its collective keys and servers."""
@@ -126,6 +131,43 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
         sums = self._ring.sum_over_replicas(per_replica, name, counts_step)
         return [copies(total, self.worker_devices) for total in sums]
 
+    def sum_step(self, per_replica, name, variables=(), loss_scale=lambda: None):
+        """See `SynchronousExtended.sum_step`."""
+        if self._compressed is None or not variables:
+            return super().sum_step(per_replica, name, variables, loss_scale)
+        sums = self._compressed.sum_step(per_replica, name, variables, loss_scale())
+        return [copies(total, self.worker_devices) for total in sums]
+
+    def _make_residual(self, value, name):
+        with tf.init_scope(), self._creating_plain_variables(), tf.device(self.worker_devices[0]):
+            return tf.Variable(value, trainable=False, name=name)
+
+    @property
+    def compression_residuals(self) -> dict[str, tf.Variable]:
+        """What this worker has not sent yet of each compressed gradient, by the path of the variable.
+
+        Each worker has its own, and a checkpoint must keep the ones of all. They are made when the first training step
+        is traced, in the dtype and shape of the gradient, without loss scale.
+        """
+        return self._compressed.residuals if self._compressed else {}
+
+    def restore_compression_residuals(self, values) -> None:
+        """Sets all residuals of this worker, also those that are not made yet.
+
+        Runs on: every worker, between steps.
+
+        Args:
+            values: NumPy arrays by the path of the variable. Residuals that are not named become zero.
+
+        Raises:
+            ValueError: A value does not have the shape of its variable; for a residual that is not made yet, the
+                first training step raises it.
+        """
+        if self._compressed is not None:
+            self._compressed.restore(values)
+        elif values:
+            logging.warning("%d compression residuals are dropped: nothing is compressed.", len(values))
+
     def gather_slots(self, per_replica):
         """Concatenates outputs of all slots in the order of the slots, for each value."""
         outputs = []
@@ -187,6 +229,8 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
             `implementation=NCCL` chooses `all_reduce="tensorflow"`.
         all_reduce: Who sums gradients over workers: "ring" (our links), "tensorflow" (TensorFlow's collectives, as
             `communication_options` say), or None for "tensorflow" where replicas are on GPUs and "ring" elsewhere.
+        compression: `tfdist_ext.TopK` to send the largest entries of each gradient and keep the rest for later steps;
+            the result is then not that of one device. None sends all. The ring only; one task compresses nothing.
         cluster_secret: Text that all tasks share; needed as soon as an address is not on loopback, and then turns on
             encryption and authentication. By default the environment variable TFDIST_EXT_CLUSTER_SECRET.
         insecure: True to let links leave this machine without a secret.
@@ -195,6 +239,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         peer_timeout_seconds: Silence after which a task counts as lost; a closed connection counts at once.
 
     Raises:
+        ValueError: An argument is wrong, or `compression` is to go over TensorFlow's collectives.
         ClusterSpecError: TF_CONFIG describes no usable cluster.
         StartupTimeoutError: A task did not answer in time; names it.
         ConfigurationMismatchError: Two tasks differ in a setting that would train another model.
@@ -215,6 +260,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         communication_options=None,
         *,
         all_reduce: str | None = None,
+        compression: TopK | None = None,
         cluster_secret: str | None = None,
         insecure: bool = False,
         on_mismatch: str = "error",
@@ -224,6 +270,9 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         compat.check_versions()
         communication_options = _checked_options(communication_options)
         cluster = cluster_lib.resolve(cluster_resolver)
+        _check_compression(compression, all_reduce, communication_options)
+        if compression is not None:
+            all_reduce = "ring"
         uses_tensorflow = _uses_tensorflow(all_reduce, communication_options) and cluster.world_size > 1
 
         def join(cluster):
@@ -240,7 +289,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
 
         self._collective_key_base = next_collective_key_base()
         kind = TensorFlowCollectivesExtended if uses_tensorflow else MultiWorkerExtended
-        extended = kind(self, cluster, communication_options, join)
+        extended = kind(self, cluster, communication_options, join, compression)
         tf.distribute.Strategy.__init__(self, extended)
         logging.info(
             "%s is worker %d of %d, %d replica(s) each.",
@@ -264,8 +313,26 @@ def _uses_tensorflow(all_reduce, options) -> bool:
         )
     if all_reduce is not None:
         return all_reduce == "tensorflow"
-    nccl = tf.distribute.experimental.CommunicationImplementation.NCCL
-    return options.implementation == nccl or bool(tf.config.list_physical_devices("GPU"))
+    return _asks_for_nccl(options) or bool(tf.config.list_physical_devices("GPU"))
+
+
+def _asks_for_nccl(options) -> bool:
+    return options.implementation == tf.distribute.experimental.CommunicationImplementation.NCCL
+
+
+def _check_compression(compression, all_reduce, options) -> None:
+    if compression is None:
+        return
+    if not isinstance(compression, TopK):
+        raise ValueError(
+            f"Argument `compression` must be a `tfdist_ext.TopK` or None; received {compression!r}. Try "
+            "`tfdist_ext.TopK(fraction=0.01)`."
+        )
+    if all_reduce == "tensorflow" or (all_reduce is None and _asks_for_nccl(options)):
+        raise ValueError(
+            "Argument `compression` needs the ring: TensorFlow's collectives sum whole tensors. Try "
+            '`all_reduce="ring"`.'
+        )
 
 
 def _checked_options(options):

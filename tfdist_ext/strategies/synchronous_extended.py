@@ -46,6 +46,7 @@ class SynchronousExtended(_Extended):
     """Mixin over TensorFlow's `MirroredExtended`; see the module docstring."""
 
     _updating_replica: int | None = None
+    _creates_plain_variables = False
     process_group: Any = None
 
     # --- Who am I among the replicas? ---------------------------------------------------------------------
@@ -101,6 +102,23 @@ class SynchronousExtended(_Extended):
         """
         raise NotImplementedError
 
+    def sum_step(self, per_replica, name: str, variables=(), loss_scale=lambda: None) -> list:
+        """Sums what one step computed: gradients, and whatever else the replicas hand over.
+
+        Runs on: every worker, in cross-replica context.
+
+        Args:
+            per_replica: See `sum_over_replicas`; gradients come first.
+            name: Name for messages.
+            variables: The variable of each gradient; none where the call is no training step.
+            loss_scale: Returns by how much the gradients are too large, or None; for those who keep some of them.
+
+        Returns:
+            See `sum_over_replicas`.
+        """
+        del loss_scale
+        return self.sum_over_replicas(per_replica, name, counts_step=bool(variables))
+
     # --- Running a function on every local replica ---------------------------------------------------------
     def _use_merge_call(self):
         if self._updating_replica is not None:
@@ -151,8 +169,19 @@ class SynchronousExtended(_Extended):
             return fn(component, *compat.select_replica(local, args), **compat.select_replica(local, kwargs))
 
     # --- Variables --------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _creating_plain_variables(self):
+        """Lets variables be those of this worker alone, on one device and mirrored nowhere."""
+        self._creates_plain_variables = True
+        try:
+            yield
+        finally:
+            self._creates_plain_variables = False
+
     def _create_variable(self, next_creator, **kwargs):
         colocate_with = kwargs.pop("colocate_with", None)
+        if self._creates_plain_variables:
+            return next_creator(**kwargs)
         if isinstance(colocate_with, compat.SingleDevice):
             with tf.device(colocate_with.device):
                 return next_creator(**kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import keras
@@ -33,6 +34,23 @@ def apply_at_once(optimizer, gradients, variables) -> None:
         compat.apply_loss_scaled(optimizer, gradients, variables)
     else:
         optimizer.apply(gradients, variables)
+
+
+def loss_scale_of(optimizer):
+    """Returns by how much the gradients of a step are too large, as `optimizer.scale_loss` makes them.
+
+    Args:
+        optimizer: Keras optimizer.
+
+    Returns:
+        Scalar tensor or number; None where the loss is not scaled.
+    """
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.loss_scale_factor
+    if not optimizer.built:
+        return optimizer.initial_scale
+    with frames.outside_of_replica():
+        return tf.convert_to_tensor(optimizer.dynamic_scale)
 
 
 def after(gradients):
@@ -97,7 +115,8 @@ def apply_in_place(frame, optimizer, gradients, variables) -> None:
         extended = strategy.extended
         num_local = len(extended.worker_devices)
         per_replica = [[value] if num_local == 1 else list(value.values) for value in distributed]
-        summed = extended.sum_over_replicas(per_replica, "gradients", counts_step=True)
+        loss_scale = functools.partial(loss_scale_of, optimizer)
+        summed = extended.sum_step(per_replica, "gradients", variables, loss_scale)
         build_if_needed(optimizer, variables)
         extended.update_each_local_replica(
             lambda local: apply(optimizer, [values[local] for values in summed], variables)

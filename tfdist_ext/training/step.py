@@ -6,6 +6,8 @@ sees their `run_distributed` and leaves the step to them.
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import tensorflow as tf
 from absl import logging
@@ -62,9 +64,8 @@ class _Step:
         data, rows, may_be_empty = _as_slots(strategy, data)
         per_replica, plan = self._compute(strategy, data, rows, may_be_empty)
         self._report_uncovered_randomness()
-        summed = strategy.extended.sum_over_replicas(
-            per_replica, self._name, counts_step=bool(plan.num_gradients)
-        )
+        loss_scale = functools.partial(optimizers.loss_scale_of, self._optimizer)
+        summed = strategy.extended.sum_step(per_replica, self._name, plan.gradient_variables, loss_scale)
         if strategy.extended.num_workers > 1:
             computed.check_rows(summed[-1][0], tf.reduce_sum(rows))
         return self._apply(strategy, plan, summed)
