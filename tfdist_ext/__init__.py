@@ -32,6 +32,7 @@ from tfdist_ext.errors import (
 
 if TYPE_CHECKING:
     from tfdist_ext import (
+        checkpoint,
         cluster,
         collectives,
         data,
@@ -61,6 +62,7 @@ __version__ = "0.1.0"
 
 _SUBMODULES = frozenset(
     [
+        "checkpoint",
         "cluster",
         "collectives",
         "data",
@@ -120,6 +122,7 @@ __all__ = [
     "TopK",
     "UpdateLogs",
     "WorkersLostError",
+    "checkpoint",
     "cluster",
     "collectives",
     "data",

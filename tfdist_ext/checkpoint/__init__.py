@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfdist_ext.checkpoint.keep_policies import BestN, LatestN
     from tfdist_ext.checkpoint.manager import TrainingCheckpointManager
+    from tfdist_ext.checkpoint.resume_check import ResumeReport, assert_resumes_exactly, verify_resume
     from tfdist_ext.checkpoint.save_policies import EverySeconds, EverySteps, OverheadBudget
     from tfdist_ext.checkpoint.training_state import TrainingState
 
@@ -21,7 +22,10 @@ _MODULE_OF = {
     "LatestN": "keep_policies",
     "OverheadBudget": "save_policies",
     "TrainingCheckpointManager": "manager",
+    "ResumeReport": "resume_check",
     "TrainingState": "training_state",
+    "assert_resumes_exactly": "resume_check",
+    "verify_resume": "resume_check",
 }
 
 __all__ = [
@@ -30,8 +34,11 @@ __all__ = [
     "EverySteps",
     "LatestN",
     "OverheadBudget",
+    "ResumeReport",
     "TrainingCheckpointManager",
     "TrainingState",
+    "assert_resumes_exactly",
+    "verify_resume",
 ]
 
 

@@ -125,6 +125,12 @@ class InputPosition:
         """Counts batches that a loop takes."""
         self.num_batches += num_batches
 
+    def observed(self, iterator):
+        """Returns an iterator that tells the observers of each batch; workers' batches never come here."""
+        if not self.observers or hasattr(iterator, "leases"):
+            return iterator
+        return _observed(iterator, self.observers)
+
     def count_opening(self) -> None:
         """Counts an iterator that somebody else opened on the dataset."""
         self.num_opened += 1
@@ -153,6 +159,13 @@ class InputPosition:
         for name, value in values.items():
             if name in self._variables:
                 self._variables[name].assign(value)
+
+
+def _observed(iterator, observers):
+    for batch in iterator:
+        for observer in observers:
+            observer(batch)
+        yield batch
 
 
 class CountingIterator:
@@ -230,7 +243,7 @@ class EpochReading:
                 continue
             epochs.first_step = 0
             self._offered = end + 1 - begin
-            yield begin, end, iterator
+            yield begin, end, self.position.observed(iterator)
             # Keras asks for the next step once all callbacks have heard of the one before.
             steps = self.take_untold_steps()
             if steps and self.on_step_end is not None:
