@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist_ext import compat
+from tfdist_ext import compat, errors
 
 REPLAY, ITERATOR = "replay", "iterator"
 
@@ -62,12 +62,12 @@ class InputPosition:
     # --- what is saved ---------------------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
         """Returns the position as plain data."""
-        leases = getattr(self._iterator, "leases", None)
+        leases = getattr(self._iterator, "leases_state", None)
         return {
             "how": self.how,
             "num_opened": self.num_opened,
             "num_batches": self.num_batches,
-            "leases": None if leases is None else leases.state_dict(),
+            "leases": None if leases is None else leases(),
             "variables_at_opening": self._at_opening,
             "variables": self._values(),
         }
@@ -143,11 +143,17 @@ class InputPosition:
         self._at_opening = state["variables_at_opening"]
         self.num_opened, self.num_batches = state["num_opened"], state["num_batches"]
         self._iterator = iterator = iter(dataset)
-        if state["leases"] is not None:
-            iterator.go_to(state["leases"])
+        leases = state["leases"]
+        if hasattr(iterator, "go_to"):
+            if leases is None:
+                iterator.go_to_batch(self.num_batches)
+            else:
+                iterator.go_to(leases)
         elif saved_iterator:
             restore_iterator(iterator)
         else:
+            if leases is not None:
+                self.num_batches = _num_read_in_order(leases)
             for _ in range(self.num_batches):
                 next(iterator)
         return iterator
@@ -166,6 +172,19 @@ def _observed(iterator, observers):
         for observer in observers:
             observer(batch)
         yield batch
+
+
+def _num_read_in_order(leases: dict[str, Any]) -> int:
+    """Returns how many batches workers of parameter servers have used, if these are the first ones."""
+    shards = leases["shards"]
+    number = sum(shard["position"] for shard in shards)
+    expected = [len(range(shard, number, len(shards))) for shard in range(len(shards))]
+    if leases["pending"] or [shard["position"] for shard in shards] != expected:
+        raise errors.CheckpointMismatchError(
+            "The checkpoint was saved within an epoch by workers that read at different speeds, and the strategy of "
+            "this program reads one batch after the other. Resume under parameter servers, or from the end of an epoch."
+        )
+    return number
 
 
 class CountingIterator:

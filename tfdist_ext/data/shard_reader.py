@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -13,11 +14,18 @@ if TYPE_CHECKING:
 
 
 class ChiefFeed:
-    """Hands out batches that the chief reads, by shard and position, and keeps those that may be needed again."""
+    """Hands out batches that the chief reads, by shard and position, and keeps those that may be needed again.
 
-    def __init__(self, elements, num_shards: int):
-        self._elements = iter(elements)
+    Args:
+        elements: Iterator of the batches in their order.
+        num_shards: Number of shards.
+        is_used: Function of shard and position that says whether a batch was used before and is not needed; or None.
+    """
+
+    def __init__(self, elements, num_shards: int, is_used: Callable[[int, int], bool] | None = None):
+        self._elements = elements
         self._num_shards = num_shards
+        self._is_used = is_used
         self._read = 0
         self._kept: dict[int, object] = {}
         # Reading may take long: whoever moves training forward must not wait for it.
@@ -29,9 +37,12 @@ class ChiefFeed:
         with self._reading:
             while self._read <= index:
                 try:
-                    self._kept[self._read] = next(self._elements)
+                    element = next(self._elements)
                 except (StopIteration, tf.errors.OutOfRangeError):
                     return None
+                at, of = divmod(self._read, self._num_shards)
+                if self._is_used is None or not self._is_used(of, at):
+                    self._kept[self._read] = element
                 self._read += 1
             return self._kept.get(index)
 

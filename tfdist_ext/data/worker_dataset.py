@@ -8,6 +8,7 @@ chief (Python functions, lookup tables) are read there, and their batches are se
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfdist_ext import compat
+from tfdist_ext import compat, errors
 from tfdist_ext.data import seeding
 from tfdist_ext.data.shard_reader import ChiefFeed
 
@@ -82,17 +83,29 @@ class WorkerDataset(compat.DistributedDataset):
         is_infinite: True for a dataset that repeats for ever.
         fed_by_chief: None, or the reason why the chief reads the dataset and sends its batches.
         strategy: The strategy it was distributed by.
+        is_one_sequence: True where the shards are every n-th batch of one dataset, False where each is its own.
     """
 
-    def __init__(self, sources, element_spec, num_shards, lengths, is_infinite, fed_by_chief=None):
+    def __init__(
+        self,
+        sources,
+        element_spec,
+        num_shards,
+        lengths,
+        is_infinite,
+        fed_by_chief=None,
+        is_one_sequence=False,
+    ):
         self.sources = sources
         self.num_shards = num_shards
         self.lengths = lengths
         self.is_infinite = is_infinite
         self.fed_by_chief = fed_by_chief
         self.strategy: Any = None
+        self.is_one_sequence = is_one_sequence
         self._element_spec = element_spec
         self._passes = itertools.count()
+        self._num_opened_here = 0
 
     @classmethod
     def from_dataset(cls, dataset, num_workers: int) -> WorkerDataset:
@@ -120,12 +133,14 @@ class WorkerDataset(compat.DistributedDataset):
         graph, reason = _shippable_graph(dataset)
         if reason is not None:
             logging.info("The chief reads this dataset and sends its batches to the workers: %s.", reason)
-            return cls([dataset], dataset.element_spec, num_workers, lengths, infinite, reason)
+            return cls([dataset], dataset.element_spec, num_workers, lengths, infinite, reason, True)
         sources = [
             GraphSource(dataset, graph, num_workers, None if everything else index)
             for index in range(num_workers)
         ]
-        return cls(sources, dataset.element_spec, num_workers, lengths, infinite)
+        return cls(
+            sources, dataset.element_spec, num_workers, lengths, infinite, is_one_sequence=not everything
+        )
 
     @classmethod
     def from_function(cls, dataset_fn, num_workers: int) -> WorkerDataset:
@@ -187,6 +202,14 @@ class WorkerDataset(compat.DistributedDataset):
         """Counts a pass that nobody reads."""
         next(self._passes)
 
+    def open_on_chief(self, pass_number: int):
+        """Returns an iterator over the batches of a pass, in the process of the chief."""
+        while self._num_opened_here < pass_number:
+            iter(self.sources[0])  # A shuffle draws the order of the next pass each time it is opened.
+            self._num_opened_here += 1
+        self._num_opened_here += 1
+        return iter(self.sources[0])
+
     def report(self) -> str:
         """Says on which task each operation of the input pipeline runs.
 
@@ -218,6 +241,9 @@ class WorkerIterator:
         dataset: The dataset.
         pass_number: How many passes were opened before it.
         leases: Set by whoever reads: which batches are taken.
+        lock: Held by whoever changes the leases.
+        saved_leases: Where a checkpoint stood in this pass, for whoever reads; None at the beginning.
+        was_used: Set by whoever reads: function of shard and position of batches that a checkpoint has; or None.
         source: Who computes on it: has `has_next()` and `close()`.
         max_steps: Steps of the epoch, or None for as many as there are.
         next_for_keras: What `next` does, set where Keras asks for batches one by one.
@@ -226,7 +252,10 @@ class WorkerIterator:
     def __init__(self, dataset: WorkerDataset, pass_number: int):
         self.dataset = dataset
         self.pass_number = pass_number
-        self.leases = None
+        self.leases: Any = None
+        self.lock: contextlib.AbstractContextManager = contextlib.nullcontext()
+        self.saved_leases: dict[str, Any] | None = None
+        self.was_used: Callable[[int, int], bool] | None = None
         self.source: Any = None
         self.max_steps: int | None = None
         self.next_for_keras: Callable | None = None
@@ -241,8 +270,35 @@ class WorkerIterator:
     def feed(self) -> ChiefFeed | None:
         """The batches that the chief reads, or None where workers read."""
         if self.dataset.fed_by_chief is not None and self._feed is None:
-            self._feed = ChiefFeed(self.dataset.sources[0], self.dataset.num_shards)
+            elements = self.dataset.open_on_chief(self.pass_number)
+            self._feed = ChiefFeed(elements, self.dataset.num_shards, self.was_used)
         return self._feed
+
+    def leases_state(self) -> dict[str, Any] | None:
+        """Returns which batches are unread, those in flight among them, as plain data; None where nobody reads yet."""
+        with self.lock:
+            return self.saved_leases if self.leases is None else self.leases.state_dict()
+
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Has reading go on where `leases_state` found it; nobody reads yet.
+
+        Raises:
+            CheckpointMismatchError: It was another number of workers, each with a dataset of its own.
+        """
+        saved, number = len(state["shards"]), self.dataset.num_shards
+        if saved != number and not self.dataset.is_one_sequence:
+            raise errors.CheckpointMismatchError(
+                f"The checkpoint is of {saved} workers, each with a dataset of its own, and here are {number}: who "
+                "would read on in which cannot be known. Resume with as many workers, or at the end of an epoch; or "
+                "pass one dataset to `fit`, which is divided over any number of workers."
+            )
+        self.saved_leases = state
+
+    def go_to_batch(self, number: int) -> None:
+        """Has reading go on at a batch of the dataset, counted from 0; see `go_to`."""
+        if number:
+            shard = {"position": number, "end": None, "num_applied": number, "num_dropped": 0}
+            self.go_to({"shards": [shard], "pending": [], "doubtful": []})
 
     def __iter__(self):
         return self

@@ -10,6 +10,7 @@ from tfdist_ext.ps.leases import Batch, Leases
 from tfdist_ext.ps.ledger import Ledger
 from tfdist_ext.ps.policies import Asynchronous, BoundedStaleness, Synchronous
 from tfdist_ext.ps.records import AdmittedSet, Apply, Dispatch, DroppedSet, Verdict
+from tfdist_ext.ps.resharding import resharded
 from tfdist_ext.ps.rule import Choice, Drop, Policy, Rule
 from tfdist_ext.ps.statistics import Statistics, WorkerStatistics
 
@@ -36,4 +37,5 @@ __all__ = [
     "TooFewWorkers",
     "Verdict",
     "WorkerStatistics",
+    "resharded",
 ]

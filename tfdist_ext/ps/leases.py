@@ -228,23 +228,34 @@ class Leases:
         self._lease()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where reading stands, as plain data; what is in flight now has to be read again."""
-        unread = sorted({*self._pending, *map(self.index, self._existing_in_flight())})
-        return {
-            "shards": [
+        """Where reading stands, as plain data.
+
+        What is in flight now has to be read again. What came last of a shard and was not used is as if nobody had
+        taken it, so that two runs that have used the same batches have the same state.
+        """
+        unread = {*self._pending, *map(self.index, self._existing_in_flight())}
+        shards = []
+        for number, shard in enumerate(self._shards):
+            position = shard.position
+            while position and (last := self.index(Batch(number, position - 1))) in unread:
+                unread.remove(last)
+                position -= 1
+            shards.append(
                 {
-                    "position": shard.position,
+                    "position": position,
                     "end": shard.end,
                     "num_applied": shard.num_applied,
                     "num_dropped": shard.num_dropped,
                 }
-                for shard in self._shards
-            ],
-            "pending": [list(self._batch(index)) for index in unread],
+            )
+        return {
+            "shards": shards,
+            "pending": [list(self._batch(index)) for index in sorted(unread)],
+            "doubtful": [list(batch) for batch in sorted(self._doubtful)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state_dict`; nothing may be in flight here."""
+        """Continues from `state_dict`; nothing may be in flight here. See `resharded` for other numbers of shards."""
         if self._in_flight:
             raise RuntimeError(
                 f"Positions cannot be restored while {len(self._in_flight)} batches are in flight."
@@ -256,6 +267,7 @@ class Leases:
             )
         self._shards = [_Shard(**shard) for shard in state["shards"]]
         self._pending = sorted(self.index(Batch(*batch)) for batch in state["pending"])
+        self._doubtful = {Batch(*batch) for batch in state["doubtful"]}
         self._lease()
 
     def check(self) -> None:

@@ -19,6 +19,7 @@ from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
 from tfdist_ext.ps import BoundedStaleness, Synchronous
 from tfdist_ext.strategies.parameter_server import ParameterServerStrategy
 from tfdist_ext.training import pulled, row_update
+from tfdist_ext.training.reading import leases_of
 from tfdist_ext.training.worker_functions import PredictedBatch, threads_of
 
 
@@ -64,10 +65,8 @@ def enumerate_steps(original):
             return
         self.data_adapter.on_epoch_begin()
         data = self._current_iterator
-        goes_on = (
-            data is not None and self.steps_per_epoch and data.leases is not None and data.leases.has_unread
-        )
-        if not goes_on:
+        goes_on = data is not None and self.steps_per_epoch and data.leases_state() is not None
+        if not (goes_on and leases_of(data).has_unread):
             data = self._current_iterator = iter(self._get_iterator())
         # A checkpoint may have been saved within the epoch.
         first = getattr(self, "first_step", 0)

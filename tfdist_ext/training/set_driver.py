@@ -16,8 +16,9 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist_ext import compat, errors, events
-from tfdist_ext.ps import Apply, Batch, Dispatch, Leases, Ledger, TooFewWorkers
+from tfdist_ext.ps import Apply, Batch, Dispatch, Ledger, TooFewWorkers
 from tfdist_ext.training.gradient_set import FIRST_PS
+from tfdist_ext.training.reading import leases_of
 from tfdist_ext.training.set_delivery import ComputedSet, TransferredBytes, bring_all
 from tfdist_ext.training.set_job import SetJob
 from tfdist_ext.training.worker import Worker
@@ -72,15 +73,14 @@ class SetDriver:
         """
         self._threads.take_over(self, self._timeout_seconds)
         self.close()
+        leases, data.lock = leases_of(data), self._changed
         self._program.trace(data.feed is not None)
         with self._changed:
             self._error = None
-            if data.leases is None:
-                data.leases = Leases(data.dataset.num_shards, data.dataset.lengths)
             self._data = data
             self._epoch += 1
             self._note_members()
-            self.ledger.begin_epoch(data.leases, max_steps)
+            self.ledger.begin_epoch(leases, max_steps)
             self._is_open = True
             self._dispatch()
 
