@@ -501,6 +501,11 @@ def _slice_of(shard) -> str:
     return shard._save_slice_info.spec
 
 
+def num_workers(strategy) -> int:
+    """Returns the number of workers of a stock multi-worker strategy."""
+    return strategy.extended._num_workers
+
+
 def global_generator():
     """Returns the `tf.random.Generator` of the process, or None where nobody has asked for one."""
     return stateful_random_ops.global_generator
@@ -517,10 +522,14 @@ def operation_seeds():
     return getattr(context, "_rng", None) if context._seed is not None else None
 
 
-def concrete_graphs(function) -> list:
-    """Returns the graphs a tf.function was traced to."""
-    listed = getattr(function, "_list_all_concrete_functions", None)
-    return [concrete.graph for concrete in listed()] if listed is not None else []
+def concrete_graphs(function, depth: int = 4) -> list:
+    """Returns the graphs that a tf.function, or those that a Python function has in its closure, were traced to."""
+    if hasattr(function, "_list_all_concrete_functions"):
+        return [concrete.graph for concrete in function._list_all_concrete_functions()]
+    cells = getattr(function, "__closure__", None) or ()
+    if not depth:
+        return []
+    return [graph for cell in cells for graph in concrete_graphs(cell.cell_contents, depth - 1)]
 
 
 def is_built(model) -> bool:

@@ -15,9 +15,19 @@ from absl import logging
 
 from tfdist_ext.checkpoint.draft import BUNDLE_DATA, Draft, checksum_of_file
 from tfdist_ext.checkpoint.file_system import FileSystem, LocalFileSystem, explain, make_folders, remove_tree
-from tfdist_ext.checkpoint.layout import DELETED, DRAFT, delete_folder, new_attempt, parse_name, read_record
+from tfdist_ext.checkpoint.layout import (
+    COMMITTED,
+    DELETED,
+    DRAFT,
+    delete_folder,
+    new_attempt,
+    parse_name,
+    read_record,
+)
 from tfdist_ext.checkpoint.manifest import CRC32C_PER_TENSOR, CheckpointRecord, FileRecord
 from tfdist_ext.errors import CheckpointError
+
+_MOST_LOOKS = 10
 
 
 class CheckpointDirectory:
@@ -86,8 +96,14 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: If the path is no directory, or may not be read. A missing one holds no checkpoints.
         """
-        found = [read_record(self._file_system, self.path, name) for name in self._names()]
-        return sorted((record for record in found if record is not None), key=_age_order)
+        for _ in range(_MOST_LOOKS):
+            names = [name for name in self._names() if (parse_name(name) or ("",))[0] == COMMITTED]
+            read = [read_record(self._file_system, self.path, name) for name in names]
+            found = [record for record in read if record is not None]
+            # What was deleted after the names were listed was replaced by something that is not among them.
+            if len(found) == len(names):
+                break
+        return sorted(found, key=_age_order)
 
     def newest_first(self) -> list[CheckpointRecord]:
         """Lists the committed checkpoints in the order in which to try to restore them.

@@ -80,9 +80,9 @@ class TrainingCheckpointManager:
         self.statistics: dict[str, float] = {
             "num_saves": 0, "blocking_seconds": 0.0, "waited_seconds": 0.0, "persist_seconds": 0.0, "num_bytes": 0,
         }  # fmt: skip
-        self._asynchronous = asynchronous
         self._stop = preemption.StopRequest() if stop_on_sigterm else None
         self._participants = state.participants
+        self._asynchronous = asynchronous and not self._participants.reads_together
         self._writer = BackgroundWriter()
         self._pace = Pace(time.monotonic())
         self._attempts: str | None = None
@@ -291,7 +291,7 @@ class TrainingCheckpointManager:
     def _job(self, metrics, attempt: str, done) -> save_job.SaveJob:
         state, index = self.state, self._participants.index
         variables = state.variables()
-        shared = variables.snapshot() if index == 0 else None
+        shared = variables.snapshot() if index == 0 or self._participants.reads_together else None
         python = {**state.python_state(), "paths": variables.paths(), "worker": index}
         own = dict(getattr(state.strategy.extended, "compression_residuals", None) or {})
         iterator = None if state.position is None else state.position.iterator_to_save()
@@ -304,7 +304,7 @@ class TrainingCheckpointManager:
                 if own
                 else None,
                 iterator=save_job.iterator_snapshot(iterator),
-                shared=shared,
+                shared=shared if index == 0 else None,
             ),
             manifest=save_job.new_manifest(state, specs, self._pieces or (), metrics, attempt),
             attempt=attempt,

@@ -52,6 +52,8 @@ class Pace:
 
     def saved(self, step: int, started: float, now: float) -> None:
         """Notes a save, which held up the loop from `started` to `now`."""
+        if self._paying:
+            self.blocking_seconds = self._cost  # Saved again before all was paid: as far as is known.
         self._last_save, self._last_saved_step = started, step
         self._cost, self._paying = now - started, STEPS_THAT_PAY
         if self._last_end is not None:

@@ -64,6 +64,7 @@ class Restoring:
         self._directory = directory
         self._sees_directory = sees_directory
         self._problems: list[str] = []
+        self._has_vanished = False
 
     def run(self, step: int | None = None) -> Restored | None:
         """Restores the newest checkpoint that is intact for all workers; None if there is none at all.
@@ -118,14 +119,20 @@ class Restoring:
             yield self._local_record(proposal, record)
 
     def _intact(self, step: int | None):
-        for record in self._directory.newest_first():
-            if step is not None and record.step != step:
-                continue
-            problem = record.problem or self._directory.check(record)
-            if problem is None:
-                yield record
-            else:
-                self._pass_over(record.path, problem)
+        tried: set[str] = set()
+        while True:
+            self._has_vanished = False
+            for record in self._directory.newest_first():
+                if record.path in tried or step not in (None, record.step):
+                    continue
+                tried.add(record.path)
+                problem = record.problem or self._directory.check(record)
+                if problem is None:
+                    yield record
+                else:
+                    self._pass_over(record.path, problem)
+            if not self._has_vanished:
+                return
 
     def _nothing_left(self, step: int | None) -> str | None:
         if step is not None and not self._problems:
@@ -141,6 +148,9 @@ class Restoring:
         )
 
     def _pass_over(self, path: str, problem: str) -> None:
+        if self._participants.index == 0 and not os.path.isdir(path):
+            self._has_vanished = True  # Training goes on elsewhere, and there is a newer one.
+            return
         self._problems.append(f"{path}: {problem}")
         logging.warning("Checkpoint %s is passed over: %s", path, problem)
         events.emit("checkpoint_passed_over", path=path, problem=problem)

@@ -103,7 +103,8 @@ class SaveJob:
             if problem is None:
                 path, problem = self._try(lambda: self._commit(reports))
             else:
-                self.directory.begin(self.manifest.step, self.attempt).abandon()
+                with contextlib.suppress(errors.CheckpointError):
+                    self.directory.begin(self.manifest.step, self.attempt).abandon()
         (outcome, *_) = self._gather({"path": path, "error": problem}, "committed")
         if outcome["error"] is not None:
             raise errors.CheckpointError(

@@ -228,12 +228,6 @@ class TrainingState:
             Sentences about what could not be restored.
         """
         self.step, self.epoch, self.batch = state["step"], state["epoch"], state["batch"]
-        custom = self.position is not None and self.position.reading is None
-        if custom and state["fit"]:
-            raise errors.CheckpointMismatchError(
-                "The checkpoint was saved within `fit` and is restored into a custom loop, which has another notion of "
-                "an epoch. Restore it through `keras_callback()`, or leave `dataset` out of TrainingState."
-            )
         notes = random_streams.restore_process(state["random"], steps_aside)
         for name in sorted(set(state["objects"]) ^ set(self._stateful)):
             side = "the checkpoint" if name in state["objects"] else "the program"
