@@ -9,6 +9,8 @@ import tensorflow as tf
 import tfdist_ext
 from tests.single_host.oracle import batched
 from tfdist_ext.ps import Asynchronous, BoundedStaleness, Synchronous
+from tfdist_ext.ps.clocks import ClockRule
+from tfdist_ext.ps.state import Status
 
 POLICIES = {
     "synchronous": lambda: Synchronous(),
@@ -23,7 +25,25 @@ POLICIES = {
     "clock 3": lambda: BoundedStaleness(3, clock="worker"),
     "clock unbounded": lambda: BoundedStaleness(math.inf, clock="worker"),
     "asynchronous": lambda: Asynchronous(),
+    "clock 0, in order": lambda: InOrder(),
 }
+
+
+class InOrder:
+    """Clocks with bound 0, where the sets of a round are applied in the order of dispatch, once all have come."""
+
+    damping = None
+
+    def rule(self, num_workers, too_few_workers):
+        return _InOrderRule(0)
+
+
+class _InOrderRule(ClockRule):
+    def next_apply(self, state):
+        admitted = state.with_status(Status.ADMITTED)
+        if state.with_status(Status.IN_FLIGHT) or not admitted:
+            return []
+        return [min(admitted, key=lambda record: record.set_id)]
 
 
 def strategy(cluster, policy="asynchronous", partitioner=None, **arguments):

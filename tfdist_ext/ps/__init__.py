@@ -11,6 +11,7 @@ from tfdist_ext.ps.ledger import Ledger
 from tfdist_ext.ps.policies import Asynchronous, BoundedStaleness, Synchronous
 from tfdist_ext.ps.records import AdmittedSet, Apply, Dispatch, DroppedSet, Verdict
 from tfdist_ext.ps.resharding import resharded
+from tfdist_ext.ps.resuming import ResumableLedger
 from tfdist_ext.ps.rule import Choice, Drop, Policy, Rule
 from tfdist_ext.ps.statistics import Statistics, WorkerStatistics
 
@@ -30,6 +31,7 @@ __all__ = [
     "Leases",
     "Ledger",
     "Policy",
+    "ResumableLedger",
     "Rule",
     "ShardMismatch",
     "Statistics",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from tfdist_ext.ps.leases import Batch
 from tfdist_ext.ps.rule import Choice, Drop
@@ -102,6 +103,14 @@ class ClockRule(FreeRule):
         """All clocks start at 0."""
         self._clocks.clear()
         self._counted.clear()
+
+    def state_dict(self, state: State) -> dict[str, Any]:
+        """The clocks, as plain data."""
+        return {"clocks": dict(sorted(self._clocks.items())), "counted": sorted(self._counted)}
+
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        """Goes on from `state_dict`; a worker that was not there enters at the lowest clock."""
+        self._clocks, self._counted = dict(saved["clocks"]), set(saved["counted"])
 
     def clocks(self, state: State) -> dict[int, int]:
         """The clocks of the active workers that have data."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tfdist_ext.ps.leases import Batch
 from tfdist_ext.ps.rule import Choice, Drop
@@ -78,6 +79,15 @@ class DeadlineRule:
     def begin_epoch(self, state: State) -> None:
         """Forgets what was given up in the epoch before."""
         self._given_up.clear()
+
+    def state_dict(self, state: State) -> dict[str, Any]:
+        """The global indices of the batches that were given up and are waited for now, as plain data."""
+        return {"given_up": sorted(map(state.leases.index, self._given_up))}
+
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        """Goes on from `state_dict`, with any number of shards."""
+        number = state.leases.num_shards
+        self._given_up = {Batch(index % number, index // number) for index in saved["given_up"]}
 
     def num_needed(self, state: State) -> int:
         """One worker is enough."""

@@ -9,6 +9,10 @@ books; a rule looks at a `State` and decides. It is asked:
 - `next_apply`: is a step complete, and of which sets?
 - `give_up`: asked when nothing more can start: which sets shall nobody wait for any more?
 
+A rule whose decisions depend on more than the `State` has two methods besides: `state_dict(state)` returns it as plain
+data, `load_state_dict(saved, state)` goes on from there; it is called after `begin_epoch`, when training is resumed
+within an epoch.
+
 A rule keeps training alive if it ends whenever every set in flight arrives or is lost: with nothing in flight,
 it must start something, or apply something, unless no batch is left.
 """

@@ -6,6 +6,8 @@ import collections
 import dataclasses
 from typing import Any
 
+_SETTLED = ("applied", "dropped", "lost", "ran_out", "rows_applied", "rows_dropped")
+
 
 @dataclasses.dataclass
 class WorkerStatistics:
@@ -75,6 +77,26 @@ class Statistics:
                 else:
                     setattr(total, field.name, getattr(total, field.name) + value)
         return total
+
+    def state_dict(self) -> dict[int, Any]:
+        """Counts of what is settled, as plain data; what is in flight is counted when it is computed again.
+
+        What was measured, and who joined, belongs to a process and is not among them.
+        """
+        workers: dict[int, Any] = {}
+        for index in sorted(self.workers):
+            counts = {name: getattr(self.workers[index], name) for name in _SETTLED}
+            workers[index] = {**counts, "ages": dict(sorted(self.workers[index].ages.items()))}
+        return workers
+
+    def load_state_dict(self, state: dict[int, Any]) -> None:
+        """Goes on from the counts of `state_dict`; nothing may be in flight."""
+        for index in {*self.workers, *state}:
+            worker, saved = self.of(index), dict(state.get(index, {}))
+            for name in _SETTLED:
+                setattr(worker, name, saved.get(name, 0))
+            worker.ages = collections.Counter(saved.get("ages", {}))
+            worker.dispatched = worker.settled
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data: `{"workers": {index: ...}, "total": ...}`."""

@@ -24,6 +24,7 @@ from tfdist_ext.data.worker_dataset import WorkerDataset
 from tfdist_ext.placement import PlacementTable
 from tfdist_ext.ps import Asynchronous, BoundedStaleness, Synchronous
 from tfdist_ext.strategies.parameter_server_variables import VariablePlacer, device_of_task
+from tfdist_ext.strategies.training_books import TrainingBooks
 
 _TOO_FEW = ("wait", "shrink", "fail")
 
@@ -160,6 +161,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             )
         self.specification = specification
         self.runs_alone = False
+        self.training_books = TrainingBooks()
         self._driver: Any = None
         self._threads: Any = None
         self._version: tf.Variable | None = None

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
 from tfdist_ext.training.set_program import SetProgram
-from tfdist_ext.training.worker_functions import new_driver, threads_of, training_options
+from tfdist_ext.training.worker_functions import new_driver, threads_of, training_options, use_driver
 
 
 class RemoteValue:
@@ -197,7 +197,8 @@ class ClusterCoordinator:
 
             program = SetProgram.of_function(strategy, step, spec, **training_options(strategy))
             driver = self._drivers[key[:1]] = new_driver(strategy, program, 0)
-        self._driver = self.strategy._driver = driver
+        self._driver = driver
+        use_driver(self.strategy, driver)
         self._running = key
         driver.begin(iterator.data, 0)
 

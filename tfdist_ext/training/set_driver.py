@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist_ext import compat, errors, events
-from tfdist_ext.ps import Apply, Batch, Dispatch, Ledger, TooFewWorkers
+from tfdist_ext.ps import Apply, Batch, Dispatch, ResumableLedger, TooFewWorkers
 from tfdist_ext.training.gradient_set import FIRST_PS
 from tfdist_ext.training.reading import leases_of
 from tfdist_ext.training.set_delivery import ComputedSet, TransferredBytes, bring_all
@@ -35,10 +35,13 @@ class SetDriver:
     Args:
         threads: The workers' threads.
         program: `SetProgram` of the model.
-        make_ledger: Function of the version that makes a `Ledger`.
+        make_ledger: Function of the version that makes a `ResumableLedger`.
         version: Updates that were applied to the model before.
         timeout_seconds: A set that is not back in this time is computed by another worker.
         patience_seconds: Longest time without a step.
+
+    Attributes:
+        lock: Held by whoever asks or tells the ledger.
     """
 
     def __init__(
@@ -46,10 +49,10 @@ class SetDriver:
     ):
         self._threads = threads
         self._program = program
-        self.ledger: Ledger = make_ledger(version)
+        self.ledger: ResumableLedger = make_ledger(version)
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
-        self._changed = threading.Condition()
+        self._changed = self.lock = threading.Condition()
         self._executor = compat.synchronous_executor()
         self._sets: dict[int, ComputedSet] = {}
         self._epoch = 0

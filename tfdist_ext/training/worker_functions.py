@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
-from tfdist_ext.ps import Asynchronous, Ledger, Synchronous
+from tfdist_ext.ps import Asynchronous, ResumableLedger, Synchronous
 from tfdist_ext.training.ordered_reader import OrderedReader
 from tfdist_ext.training.predict_program import PredictProgram
 from tfdist_ext.training.set_driver import SetDriver
@@ -64,7 +64,7 @@ class TrainFunction:
         elif not _same_spec(spec, self._spec):
             self._driver.use_program(_train_program(self._model, self._strategy, spec))
         self._spec = spec
-        self._strategy._driver = self._driver
+        use_driver(self._strategy, self._driver)
         return self._driver
 
     def _new_driver(self, spec) -> SetDriver:
@@ -82,7 +82,7 @@ def new_driver(strategy, program: SetProgram, version: int) -> SetDriver:
     """
 
     def make_ledger(version):
-        return Ledger(
+        return ResumableLedger(
             strategy.update_policy, strategy.num_workers, too_few_workers=strategy.too_few_workers,
             requeue_dropped=strategy.requeue_dropped, fetch_every_steps=strategy.fetch_every_steps,
             push_every_steps=strategy.push_every_steps, version=version,
@@ -92,6 +92,14 @@ def new_driver(strategy, program: SetProgram, version: int) -> SetDriver:
         threads_of(strategy), program, make_ledger, version, strategy.worker_timeout_seconds,
         strategy.patience_seconds,
     )  # fmt: skip
+
+
+def use_driver(strategy, driver: SetDriver) -> None:
+    """Makes a driver the one that trains under a strategy; one that goes on from a checkpoint gets its books."""
+    if strategy.training_books.has_restored:
+        driver.close()
+    strategy._driver = driver
+    strategy.training_books.attach(driver.ledger, driver.lock)
 
 
 def _train_program(model, strategy, spec) -> SetProgram:
