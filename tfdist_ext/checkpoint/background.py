@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +14,9 @@ from absl import logging
 from tfdist_ext import errors
 
 _SAY_WAITING_AFTER_SECONDS = 5.0
+# To the scheduler a thread of this niceness is worth a tenth of one of training: it gets what training leaves, and a
+# little more, so that a save ends in any case.
+_NICENESS = 10
 
 
 class BackgroundWriter:
@@ -30,11 +36,12 @@ class BackgroundWriter:
         """True while a job runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def submit(self, job: Callable[[], None]) -> float:
+    def submit(self, job: Callable[[], None], *, gives_way: bool = False) -> float:
         """Starts a job.
 
         Args:
             job: Function without arguments.
+            gives_way: Whether other threads come first. Pass False for a job that somebody waits for.
 
         Returns:
             Seconds waited for the job before it.
@@ -43,7 +50,9 @@ class BackgroundWriter:
             Exception: What the job before it raised.
         """
         waited = self.wait()
-        self._thread = threading.Thread(target=self._run, args=(job,), name="checkpoint writer", daemon=False)
+        self._thread = threading.Thread(
+            target=self._run, args=(job, gives_way), name="checkpoint writer", daemon=False
+        )
         self._thread.start()
         return waited
 
@@ -79,9 +88,19 @@ class BackgroundWriter:
         if error is not None:
             raise error
 
-    def _run(self, job: Callable[[], None]) -> None:
+    def _run(self, job: Callable[[], None], gives_way: bool) -> None:
+        if gives_way:
+            _give_way()
         try:
             job()
         except BaseException as error:  # noqa: BLE001 - raised again by the next call
             self._error = error
             logging.error("A checkpoint could not be saved: %s", error)
+
+
+def _give_way() -> None:
+    """Lets other threads come first before this one and those that it will start."""
+    # Elsewhere niceness is the whole process'.
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -17,7 +17,7 @@ def verify_bundle(prefix: str) -> str | None:
     """Reads every tensor once; no more than one is in memory at a time.
 
     Args:
-        prefix: Of the bundle, whose files are `prefix.index` and `prefix.data-00000-of-00001`.
+        prefix: Of the bundle, whose files are `prefix.index` and `prefix.data-0000i-of-0000n`.
 
     Returns:
         The first problem as one sentence that names the tensor, or None if there is none.

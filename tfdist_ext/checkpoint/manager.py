@@ -203,9 +203,7 @@ class TrainingCheckpointManager:
         self._join_alone_or_refuse()
         if step is not None:
             self.state.step = step
-        self._save(metrics)
-        if wait:
-            self._writer.wait()
+        self._save(metrics, waits=wait)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits until the last save is committed; raises what went wrong with it."""
@@ -263,11 +261,10 @@ class TrainingCheckpointManager:
         logging.warning("Saving step %d and ending: SIGTERM.", self.state.step)
         if self._stop is not None:
             self._stop.stop_listening()
-        self._save(metrics)
-        self._writer.wait()
+        self._save(metrics, waits=True)
         raise SystemExit(preemption.EXIT_CODE)
 
-    def _save(self, metrics) -> None:
+    def _save(self, metrics, *, waits: bool = False) -> None:
         started = time.monotonic()
         waited = self._writer.wait()
         if self._pieces is None:
@@ -280,8 +277,9 @@ class TrainingCheckpointManager:
             self.statistics["num_saves"] += 1
 
         step = self.state.step
-        self._writer.submit(self._job(metrics, attempt, done).run)
-        if not self._asynchronous:
+        waits = waits or not self._asynchronous
+        self._writer.submit(self._job(metrics, attempt, done).run, gives_way=not waits)
+        if waits:
             self._writer.wait()
         now = time.monotonic()
         self._pace.saved(step, started, now)

@@ -94,6 +94,23 @@ def compare(
     )
 
 
+def matched(saved, here) -> dict[str, str]:
+    """Returns which key of a checkpoint has the value of each key of a program, of those that both have.
+
+    Args:
+        saved: `TrackableObjectGraph` of the checkpoint.
+        here: `TrackableObjectGraph` of the program.
+    """
+    keys = {}
+    for number, others in _partners(saved, here).items():
+        saved_keys = {a.name: a.checkpoint_key for a in saved.nodes[number].attributes}
+        for other in others:
+            for attribute in here.nodes[other].attributes:
+                if attribute.name in saved_keys:
+                    keys[attribute.checkpoint_key] = saved_keys[attribute.name]
+    return keys
+
+
 def _partners(saved, here) -> dict[int, set[int]]:
     partners: dict[int, set[int]] = {0: {0}}
     pending = [(0, 0)]

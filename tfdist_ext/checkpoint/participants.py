@@ -6,6 +6,7 @@ Everything that several workers must do alike goes through `gather`: each gives 
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ import tensorflow as tf
 from tfdist_ext import compat
 from tfdist_ext.checkpoint import plain_data
 
-_numbers = itertools.count()
+# Managers are made in the same order by all workers of a group, which may have seen different groups before.
+_numbers: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDictionary()
 
 
 class Participants(Protocol):
@@ -60,7 +62,7 @@ class Group:
 
     def __init__(self, process_group):
         self._group = process_group
-        self._number = next(_numbers)
+        self._number = next(_numbers.setdefault(process_group, itertools.count()))
         self.index = process_group.rank
         self.task_names = tuple(process_group.task_names)
 

@@ -37,6 +37,7 @@ class Restored:
         notes: Sentences about what was allowed to differ, or could not be restored.
         python: The Python state of this worker.
         again: Restores the variables once more.
+        received: Holds the files that were sent to this worker, for as long as they may be read.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Restored:
     notes: tuple[str, ...]
     python: dict[str, Any]
     again: Callable[[], None]
+    received: Any = None
 
 
 class Restoring:
@@ -65,6 +67,7 @@ class Restoring:
         self._sees_directory = sees_directory
         self._problems: list[str] = []
         self._has_vanished = False
+        self._received: Any = None
 
     def run(self, step: int | None = None) -> Restored | None:
         """Restores the newest checkpoint that is intact for all workers; None if there is none at all.
@@ -170,8 +173,8 @@ class Restoring:
         return record or CheckpointRecord(step=proposal["step"], path=path, attempt="-")
 
     def _received_folder(self) -> str:
-        self._received = tempfile.TemporaryDirectory(prefix="checkpoint-")
-        return self._received.name
+        received = self._received = tempfile.TemporaryDirectory(prefix="checkpoint-")
+        return received.name
 
     def _send_file(self, source: str | None, target: str | None) -> None:
         with open(source or os.devnull, "rb") as read, open(target or os.devnull, "wb") as write:
@@ -206,7 +209,7 @@ class Restoring:
         self._restore_arrays(record, workers)
         return Restored(
             step=state.step, epoch=state.epoch, batch=state.batch, path=record.path, notes=tuple(notes),
-            python=python, again=lambda: (restore(), None)[1],
+            python=python, again=lambda: (restore(), None)[1], received=self._received,
         )  # fmt: skip
 
     def _restore_arrays(self, record: CheckpointRecord, workers: int) -> None:

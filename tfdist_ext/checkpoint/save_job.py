@@ -149,8 +149,7 @@ class SaveJob:
             index = self.participants.index
             names = _write_part(draft, index, self.part.python, self.part.bundles(index))
             if self.part.shared is not None:
-                self.part.shared.write(draft.path(SHARED))
-                names += bundle_files(SHARED)
+                names += self.part.shared.write(draft.path(SHARED))
             return [dataclasses.asdict(record) for record in draft.seal(names)]
 
     def _commit(self, reports: Sequence[Mapping[str, Any]]) -> str:
@@ -178,14 +177,8 @@ def _write_part(draft, worker: int, python: bytes, bundles: Mapping[str, Snapsho
     draft.write_bytes(python_file(worker), python)
     names = [python_file(worker)]
     for prefix, snapshot in bundles.items():
-        snapshot.write(draft.path(prefix))
-        names += bundle_files(prefix)
+        names += snapshot.write(draft.path(prefix))
     return names
-
-
-def bundle_files(prefix: str) -> list[str]:
-    """Returns the names of the files that TensorFlow makes for a prefix."""
-    return [f"{prefix}.index", f"{prefix}.data-00000-of-00001"]
 
 
 def _first_problem(task_names: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> str | None:

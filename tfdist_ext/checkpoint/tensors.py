@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist_ext import compat, errors
-from tfdist_ext.checkpoint import object_graph
+from tfdist_ext.checkpoint import object_graph, server_tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Entry:
             return tuple(self.tensor.shape.as_list())
         return tuple(int(size) for size in self.slice_spec.split()[:-1])
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the value; strings count as nothing."""
+        return self.tensor.shape.num_elements() * self.tensor.dtype.size
+
 
 class Snapshot:
     """The values of all variables below an object, as they are now.
@@ -59,7 +65,7 @@ class Snapshot:
     @property
     def num_bytes(self) -> int:
         """Bytes of all values; strings count as nothing."""
-        return sum(entry.tensor.shape.num_elements() * entry.tensor.dtype.size for entry in self.entries)
+        return sum(entry.num_bytes for entry in self.entries)
 
     def as_plain(self) -> dict[str, np.ndarray | bytes]:
         """Returns the values by key, scalar strings as bytes, such that `of_arrays` makes a snapshot of them."""
@@ -72,8 +78,8 @@ class Snapshot:
         """Returns dtype and whole shape by key."""
         return {entry.key: (entry.tensor.dtype.name, entry.whole_shape) for entry in self.entries}
 
-    def write(self, prefix: str) -> None:
-        """Writes `prefix.index` and `prefix.data-00000-of-00001`; the caller makes them durable.
+    def write(self, prefix: str) -> list[str]:
+        """Writes a bundle, and returns the names of its files; the caller makes them durable.
 
         Runs on: any thread.
 
@@ -85,13 +91,7 @@ class Snapshot:
             entries.append(
                 Entry(compat.OBJECT_GRAPH_KEY, "", tf.constant(self.graph.SerializeToString(), tf.string))
             )
-        with compat.own_executor(), tf.device("/device:CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=prefix,
-                tensor_names=[entry.key for entry in entries],
-                shape_and_slices=[entry.slice_spec for entry in entries],
-                tensors=[tf.identity(entry.tensor) for entry in entries],
-            )
+        return server_tensors.write(prefix, entries)
 
 
 class VariableList:
@@ -110,6 +110,13 @@ class VariableList:
         self.root = root
         self._values, self.graph = compat.object_graph(root)
         self.is_lasting = not any(isinstance(value, tf.Tensor) for _, value in self._values.values())
+        self._on_servers = server_tensors.ServerCopies(
+            {
+                (key, slice_spec): variable
+                for key, (trackable, _) in self._values.items()
+                for slice_spec, variable in compat.stored_variables(trackable).items()
+            }
+        )
 
     def __contains__(self, variable) -> bool:
         return any(trackable is variable for trackable, _ in self._values.values())
@@ -133,11 +140,35 @@ class VariableList:
 
         Runs on: whoever writes these variables, between two steps.
         """
-        entries = []
+        copies = self._on_servers.copies().items()
+        entries = [Entry(key, slice_spec, tensor) for (key, slice_spec), tensor in copies]
+        copied = {entry.key for entry in entries}
         for key, (trackable, value) in self._values.items():
+            if key in copied:
+                continue
             for slice_spec, tensor in compat.read_for_saving(trackable, value).items():
                 entries.append(Entry(key, slice_spec, tensor))
         return Snapshot(entries, self.graph)
+
+    def read(self, prefix: str) -> None:
+        """Gives all variables that a file has their values; see `restore`."""
+        if not self._on_servers.keys:
+            self.root.read(prefix).expect_partial()
+            return
+        targets: list[tuple[str, str, tf.Variable]] = []
+        others: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
+        saved, dtypes = saved_graph(prefix), saved_specs(prefix)
+        for key, saved_key in object_graph.matched(saved, self.graph).items():
+            trackable, _ = self._values[key]
+            stored = compat.stored_variables(trackable)
+            if any((key, slice_spec) in self._on_servers.keys for slice_spec in stored):
+                targets += [(saved_key, slice_spec, variable) for slice_spec, variable in stored.items()]
+            else:
+                value = server_tensors.read_here(prefix, saved_key, tf.as_dtype(dtypes[saved_key][0]))
+                others.setdefault(id(trackable), (trackable, {}))[1][key] = value
+        server_tensors.read_into(prefix, targets)
+        for trackable, values in others.values():
+            compat.restore_from_values(trackable, values)
 
 
 def read_arrays(prefix: str) -> dict[str, np.ndarray]:
@@ -197,13 +228,14 @@ def restore(
             "Build the model and the optimizer as they were when it was saved, or pass `allow_missing=[...]` with "
             "patterns of the names to go on without."
         )
-    variables.root.read(prefix).expect_partial()
+    variables.read(prefix)
     return notes
 
 
 def _spec_of(trackable, value) -> tuple[str, tuple[int, ...]] | None:
     variable = getattr(trackable, "_value", trackable)
     shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
-    if shape is None or not isinstance(dtype, tf.DType) or isinstance(value, dict):
+    has_parts = isinstance(value, dict) and not isinstance(variable, compat.ShardedVariable)
+    if shape is None or not isinstance(dtype, tf.DType) or has_parts:
         return None
     return dtype.name, tuple(shape)
