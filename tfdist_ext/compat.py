@@ -398,12 +398,20 @@ def let_keras_variables_be_sharded() -> None:
 
     def serialize_to_tensors(self):
         if isinstance(self._value, ShardedVariable):
-            return {"VARIABLE_VALUE": tf.convert_to_tensor(self._value)}
+            parts = stored_variables(self).items()
+            return {
+                "VARIABLE_VALUE": {s: part._serialize_to_tensors()["VARIABLE_VALUE"] for s, part in parts}
+            }
         return serialize(self)
 
     def restore_from_tensors(self, restored):
         if isinstance(self._value, ShardedVariable):
-            self._value.assign(restored["VARIABLE_VALUE"])
+            value = restored["VARIABLE_VALUE"]
+            if isinstance(value, dict):
+                for slice_spec, shard in stored_variables(self).items():
+                    shard.assign(value[slice_spec])
+            else:
+                self._value.assign(value)
             return self._value
         return restore(self, restored)
 
@@ -475,9 +483,6 @@ def read_for_saving(trackable, value) -> dict[str, tf.Tensor]:
     Returns:
         Dictionary from slice specification ("" for a whole tensor) to the tensor.
     """
-    sharded = getattr(trackable, "_value", None)
-    if isinstance(sharded, ShardedVariable):
-        return {_slice_of(shard): _read_shard(shard) for shard in sharded.variables}
     parts = value if isinstance(value, dict) else {"": value}
     return {spec.strip(): _read_one(part) for spec, part in parts.items()}
 
@@ -492,13 +497,28 @@ def _read_one(value) -> tf.Tensor:
     return tf.convert_to_tensor(value)
 
 
-def _read_shard(shard) -> tf.Tensor:
-    with tf.device(shard.device):
-        return tf.identity(shard.read_value_no_copy())
+def stored_variables(trackable) -> dict[str, tf.Variable]:
+    """Returns the plain variables that hold the value of an object that `object_graph` listed, by slice specification.
+
+    Returns:
+        One of "" for a whole variable, the shards of a `ShardedVariable`, nothing for other objects.
+    """
+    owner = getattr(trackable, "obj", trackable)  # TensorFlow wraps what has a saver of the older kind.
+    value = getattr(owner, "_value", owner)
+    if isinstance(value, ShardedVariable):
+        shape, offset, parts = value.shape.as_list(), [0] * len(value.shape), {}
+        for shard in value.variables:
+            parts[tf.Variable.SaveSliceInfo("", shape, offset, shard.shape.as_list()).spec.strip()] = shard
+            offset = [offset[0] + shard.shape[0], *offset[1:]]
+        return parts
+    return {"": value} if isinstance(value, tf.Variable) else {}
 
 
-def _slice_of(shard) -> str:
-    return shard._save_slice_info.spec
+def restore_from_values(trackable, values: dict[str, tf.Tensor]) -> None:
+    """Gives an object the values that belong to its checkpoint keys."""
+    trackable._restore_from_tensors(
+        {key.rpartition("/.ATTRIBUTES/")[2]: value for key, value in values.items()}
+    )
 
 
 def num_workers(strategy) -> int:
