@@ -25,7 +25,7 @@ from keras.src.utils import python_utils as keras_python_utils
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
 from tensorflow.python.autograph.impl import api as autograph
-from tensorflow.python.checkpoint import graph_view, save_util
+from tensorflow.python.checkpoint import graph_view, save_util, tensor_callable
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
@@ -398,20 +398,15 @@ def let_keras_variables_be_sharded() -> None:
 
     def serialize_to_tensors(self):
         if isinstance(self._value, ShardedVariable):
-            parts = stored_variables(self).items()
-            return {
-                "VARIABLE_VALUE": {s: part._serialize_to_tensors()["VARIABLE_VALUE"] for s, part in parts}
-            }
+            whole = self._value
+            # Read when it is saved, and not when somebody asks what there is.
+            read = tensor_callable.Callable(lambda: tf.convert_to_tensor(whole), whole.dtype, "/device:CPU:0")
+            return {"VARIABLE_VALUE": read}
         return serialize(self)
 
     def restore_from_tensors(self, restored):
         if isinstance(self._value, ShardedVariable):
-            value = restored["VARIABLE_VALUE"]
-            if isinstance(value, dict):
-                for slice_spec, shard in stored_variables(self).items():
-                    shard.assign(value[slice_spec])
-            else:
-                self._value.assign(value)
+            self._value.assign(restored["VARIABLE_VALUE"])
             return self._value
         return restore(self, restored)
 
