@@ -9,7 +9,8 @@ ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "tfdist_ext/__init__.py").read_text(), re.MULTILINE)[
     1
 ]
-TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8.0", "ruff>=0.8"]
+PLACEMENT = ["scipy>=1.11"]
+TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8.0", "ruff>=0.8", *PLACEMENT]
 
 setuptools.setup(
     name="tfdist_ext",
@@ -32,7 +33,7 @@ setuptools.setup(
         "tensorflow>=2.20,<2.22",
         "tensorflow-datasets>=4.9.6",
     ],
-    extras_require={"test": TEST, "dev": [*TEST, "build>=1.0", "pre-commit>=3.0"]},
+    extras_require={"placement": PLACEMENT, "test": TEST, "dev": [*TEST, "build>=1.0", "pre-commit>=3.0"]},
     entry_points={"console_scripts": ["tfdist-ext = tfdist_ext.launch.command:main"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
