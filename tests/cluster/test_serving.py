@@ -12,6 +12,7 @@ from tests.cluster.processes import Job, environment_of_a_task
 from tfdist_ext.cluster import ClusterSpecification, ServingExit, Task, serve_until_chief_ends
 from tfdist_ext.cluster.control import Control, Goodbye, goodbye_text
 from tfdist_ext.cluster.serving import ChiefWatch
+from tfdist_ext.cluster.stopping import StopWatch
 from tfdist_ext.errors import ClusterSpecError
 
 CHIEF = "chief:0 at 10.0.0.1:2222"
@@ -53,6 +54,11 @@ def test_a_chief_that_is_away_for_long_is_lost_and_one_that_comes_back_is_not():
     [
         (Goodbye(), ServingExit.CHIEF_ENDED, f"{CHIEF} has ended"),
         (Goodbye(True, "ValueError: x"), ServingExit.CHIEF_FAILED, f"{CHIEF} has failed: ValueError: x"),
+        (
+            Goodbye(stopped=True),
+            ServingExit.STOPPED,
+            f"{CHIEF} has saved and ended, because of SIGTERM",
+        ),
     ],
 )
 def test_after_a_goodbye_the_task_serves_until_the_chief_is_gone(goodbye, code, message):
@@ -67,7 +73,43 @@ def test_after_a_goodbye_the_task_serves_until_the_chief_is_gone(goodbye, code, 
     assert ends.probed(True, 21.0) == ending
 
 
-def test_a_task_obeys_two_commands_and_nothing_else():
+def test_a_task_that_was_asked_to_stop_waits_for_the_chief_while_that_is_there():
+    asked = watch()
+    asked.probed(True, 10.0)
+    asked.asked_to_stop()
+    assert asked.probed(True, 30.0) is None
+    # Nobody can save any more: 143 is 128 + SIGTERM.
+    ending = asked.probed(False, 30.1)
+    assert (ending.code, ending.message) == (143, f"SIGTERM, and {CHIEF} is not there")
+
+
+def test_a_task_says_whether_it_was_asked_to_stop():
+    heard, answers = [], iter([False, True])
+    control = Control(Task("worker", 1), heard.append, lambda: next(answers))
+    asked = [json.loads(control(b'{"command": "about stop"}'))["asked_to_stop"] for _ in range(2)]
+    assert asked == [False, True]
+    assert "asked_to_stop" not in json.loads(control(b'{"command": "ping"}'))
+    assert heard == [None, None, None]
+
+
+def test_the_chief_learns_who_was_asked_to_stop_though_another_task_is_gone():
+    pauses = []
+
+    def ask(task):
+        if task.index == 0:
+            raise OSError("gone")
+        return {"asked_to_stop": len(pauses) > 3}
+
+    stops = StopWatch([Task("worker", 0), Task("worker", 1)], ask, lambda seconds: pauses.append(seconds))
+    stops.start()
+    for thread in stops._threads:
+        thread.join(10)
+    assert stops.task == Task("worker", 1)
+    # 0.5 s between two questions, and more after a failure.
+    assert set(pauses) == {0.5, 2.0}
+
+
+def test_a_task_obeys_three_commands_and_nothing_else():
     heard = []
     control = Control(Task("worker", 1), heard.append)
     identity = json.loads(control(b'{"command": "ping"}'))

@@ -238,7 +238,9 @@ class TrainingCheckpointManager:
     def _decided(self, step: int, now: float) -> tuple[str | None, bool]:
         """Returns why to save now, or None, and whether to stop; the same on all workers."""
         progress = self._pace.progress(step, now)
-        received = self._stop is not None and self._stop.received
+        # Under parameter servers the signal may have come to a task that does not train.
+        elsewhere = self._stop is not None and getattr(self.state.strategy, "stop_was_requested", False)
+        received = self._stop is not None and (self._stop.received or elsewhere)
         if len(self._participants.task_names) == 1:
             return self.save_policy.is_due(progress), received
         for policy in _members(self.save_policy):
@@ -262,6 +264,7 @@ class TrainingCheckpointManager:
         if self._stop is not None:
             self._stop.stop_listening()
         self._save(metrics, waits=True)
+        getattr(self.state.strategy, "note_stop", lambda: None)()
         raise SystemExit(preemption.EXIT_CODE)
 
     def _save(self, metrics, *, waits: bool = False) -> None:

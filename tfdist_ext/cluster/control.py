@@ -20,6 +20,7 @@ from tfdist_ext.cluster.specification import Task
 TOKEN = "tfdist_ext_control"
 GOODBYE = "goodbye"
 PING = "ping"
+ABOUT_STOP = "about stop"
 _MAX_REASON = 300
 
 
@@ -30,10 +31,12 @@ class Goodbye:
     Attributes:
         failed: Whether its process ends because of an uncaught exception.
         reason: That exception, in one line; else empty.
+        stopped: Whether it ends because some task was asked to stop by SIGTERM.
     """
 
     failed: bool = False
     reason: str = ""
+    stopped: bool = False
 
 
 def device_of(task: Task) -> str:
@@ -61,7 +64,8 @@ def goodbye_text(goodbye: Goodbye) -> str:
     Returns:
         A text for `call`.
     """
-    return json.dumps({"command": GOODBYE, "failed": goodbye.failed, "reason": one_line(goodbye.reason)})
+    fields = {"failed": goodbye.failed, "reason": one_line(goodbye.reason), "stopped": goodbye.stopped}
+    return json.dumps({"command": GOODBYE, **fields})
 
 
 def one_line(text: str) -> str:
@@ -123,15 +127,38 @@ def ping(task: Task) -> dict[str, Any]:
     return call(task, json.dumps({"command": PING}))
 
 
+def ask_about_stop(task: Task) -> dict[str, Any]:
+    """Asks a serving task whether it was asked to stop, and has it note that from now on; see `stopping`.
+
+    Runs on: chief, once it is connected; in any thread.
+
+    Args:
+        task: A ps or worker.
+
+    Returns:
+        What `ping` returns, and `asked_to_stop`.
+
+    Raises:
+        tf.errors.OpError: The task is gone, or does not serve by `serve_until_chief_ends`.
+    """
+    return call(task, json.dumps({"command": ABOUT_STOP}))
+
+
 class Control:
     """The function that a serving task registers.
 
     Args:
         task: Who serves.
         on_command: Is called for every command, in a thread of TensorFlow; given the goodbye, if it is one.
+        about_stop: Is called when the chief wants to know whether this task was asked to stop, and says so.
     """
 
-    def __init__(self, task: Task, on_command: Callable[[Goodbye | None], None]):
+    def __init__(
+        self,
+        task: Task,
+        on_command: Callable[[Goodbye | None], None],
+        about_stop: Callable[[], bool] = lambda: False,
+    ):
         self._identity = {
             "task": str(task),
             "host": socket.gethostname(),
@@ -139,6 +166,7 @@ class Control:
             "started": time.time(),
         }
         self._on_command = on_command
+        self._about_stop = about_stop
 
     def __call__(self, text: bytes) -> bytes:
         """Obeys one command.
@@ -147,17 +175,19 @@ class Control:
             text: JSON with `command`.
 
         Returns:
-            JSON: who serves, or `error` where the command is none of the two.
+            JSON: who serves, or `error` where the command is none of the three.
         """
         try:
             command = json.loads(text)
         except (TypeError, ValueError):
             command = None
         name = command.get("command") if isinstance(command, Mapping) else None
-        if name not in (GOODBYE, PING):
+        if name not in (GOODBYE, PING, ABOUT_STOP):
             return json.dumps({"error": "unknown command"}).encode()
         goodbye = None
         if name == GOODBYE:
-            goodbye = Goodbye(bool(command.get("failed")), one_line(str(command.get("reason", ""))))
+            reason = one_line(str(command.get("reason", "")))
+            goodbye = Goodbye(bool(command.get("failed")), reason, bool(command.get("stopped")))
         self._on_command(goodbye)
-        return json.dumps(self._identity).encode()
+        more = {"asked_to_stop": self._about_stop()} if name == ABOUT_STOP else {}
+        return json.dumps({**self._identity, **more}).encode()

@@ -53,6 +53,18 @@ def say_goodbye_at_exit(specification: ClusterSpecification, tasks: Sequence[Tas
         _farewell.add(addresses)
 
 
+def say_at_exit(goodbye: Goodbye) -> None:
+    """Chooses what the ps and workers are told when this process ends, unless an uncaught exception ends it.
+
+    Runs on: chief. Does nothing where nobody is to be told.
+
+    Args:
+        goodbye: The last word.
+    """
+    if _farewell is not None:
+        _farewell.goodbye = goodbye
+
+
 class Farewell:
     """Tells tasks goodbye, all at the same time and in bounded time.
 
@@ -61,11 +73,14 @@ class Farewell:
 
     Args:
         tell: Tells one task at its address, before a time on the monotonic clock; returns whether it worked.
+
+    Attributes:
+        goodbye: What they are told.
     """
 
     def __init__(self, tell: Callable[[Task, str, Goodbye, float], bool]):
         self._tell = tell
-        self._goodbye = Goodbye()
+        self.goodbye = Goodbye()
         self._addresses: dict[Task, str] = {}
         self._work: queue.SimpleQueue[tuple[Task, float]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Task, bool]] = queue.SimpleQueue()
@@ -96,7 +111,7 @@ class Farewell:
         def note(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             # At a prompt an exception ends nothing.
             if not hasattr(sys, "ps1"):
-                self._goodbye = Goodbye(failed=True, reason=f"{kind.__name__}: {error}")
+                self.goodbye = Goodbye(failed=True, reason=f"{kind.__name__}: {error}")
             hook(kind, error, traceback)
 
         return note
@@ -128,7 +143,7 @@ class Farewell:
     def _serve(self) -> None:
         while True:
             task, deadline = self._work.get()
-            self._done.put((task, self._tell(task, self._addresses[task], self._goodbye, deadline)))
+            self._done.put((task, self._tell(task, self._addresses[task], self.goodbye, deadline)))
 
 
 def _tell(task: Task, address: str, goodbye: Goodbye, deadline: float) -> bool:

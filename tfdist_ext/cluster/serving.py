@@ -20,6 +20,7 @@ from tfdist_ext.cluster.addresses import split_address
 from tfdist_ext.cluster.control import TOKEN, Control, Goodbye
 from tfdist_ext.cluster.reachability import QUIET_SECONDS, listening, to_standard_error
 from tfdist_ext.cluster.specification import ClusterSpecification, Task
+from tfdist_ext.cluster.stopping import StopNote
 from tfdist_ext.errors import ClusterSpecError
 
 _AGAIN_SECONDS = 30.0
@@ -41,7 +42,9 @@ class ServingExit(enum.IntEnum):
         CHIEF_FAILED: The chief said that an uncaught exception ended its script.
         CHIEF_LOST: The chief was there and is gone without a goodbye: killed, crashed, or out of reach.
         CHIEF_NEVER_CAME: Nothing ever listened at the address of the chief.
-        INTERRUPTED: SIGINT (Ctrl-C), as a shell would say it. SIGTERM ends the process as it ends any other.
+        INTERRUPTED: SIGINT (Ctrl-C), as a shell would say it.
+        STOPPED: SIGTERM at some task made the chief save and end, and this task with it. Where nobody saves, SIGTERM
+            ends the process as it ends any other.
     """
 
     CHIEF_ENDED = 0
@@ -49,6 +52,7 @@ class ServingExit(enum.IntEnum):
     CHIEF_LOST = 82
     CHIEF_NEVER_CAME = 83
     INTERRUPTED = 130
+    STOPPED = 143
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +87,14 @@ class ChiefWatch:
         self._started = started
         self._last_seen: float | None = None
         self._goodbye: Goodbye | None = None
+        self._is_asked_to_stop = False
         self._linger_until = 0.0
         self._next_words = started + QUIET_SECONDS
 
     @property
     def pause_seconds(self) -> float:
         """How long to wait before the next probe."""
-        if self._goodbye is not None:
+        if self._goodbye is not None or self._is_asked_to_stop:
             return _BETWEEN_SECONDS_AT_THE_END
         return _BETWEEN_SECONDS_AT_FIRST if self._last_seen is None else _BETWEEN_SECONDS
 
@@ -105,6 +110,10 @@ class ChiefWatch:
             self._goodbye = goodbye
             self._linger_until = now + _LINGER_SECONDS
 
+    def asked_to_stop(self) -> None:
+        """Learns that this task got SIGTERM, and that the chief knows or will."""
+        self._is_asked_to_stop = True
+
     def probed(self, alive: bool, now: float) -> Ending | None:
         """Learns whether something listens at the address of the chief.
 
@@ -119,6 +128,8 @@ class ChiefWatch:
             self._last_seen = now
         if self._goodbye is not None:
             return None if alive and now < self._linger_until else self._ending_after(self._goodbye)
+        if self._is_asked_to_stop and not alive:
+            return Ending(ServingExit.STOPPED, f"SIGTERM, and {self._chief} is not there")
         if self._last_seen is None:
             return self._ending_of_nobody(now - self._started)
         gone = now - self._last_seen
@@ -145,6 +156,8 @@ class ChiefWatch:
         return f"waiting for {self._chief} ({now - self._started:.0f} s)"
 
     def _ending_after(self, goodbye: Goodbye) -> Ending:
+        if goodbye.stopped:
+            return Ending(ServingExit.STOPPED, f"{self._chief} has saved and ended, because of SIGTERM")
         if not goodbye.failed:
             return Ending(ServingExit.CHIEF_ENDED, f"{self._chief} has ended")
         return Ending(ServingExit.CHIEF_FAILED, f"{self._chief} has failed: {goodbye.reason}")
@@ -197,8 +210,14 @@ def serve_until_chief_ends(
         ...     sys.exit(serve_until_chief_ends(specification))
     """
     chief = _chief_of(specification)
-    commands: queue.SimpleQueue[Goodbye | None] = queue.SimpleQueue()
-    _start_once(specification, Control(specification.task, commands.put))
+    commands: queue.SimpleQueue[Goodbye | _Word | None] = queue.SimpleQueue()
+    note = StopNote(specification.task, lambda: commands.put(_Word.ASKED_TO_STOP))
+
+    def about_stop() -> bool:
+        commands.put(_Word.HOLD)
+        return note.is_asked
+
+    _start_once(specification, Control(specification.task, commands.put, about_stop))
     watch = ChiefWatch(
         f"{chief} at {specification.address_of(chief)}",
         startup_timeout_seconds=startup_timeout_seconds,
@@ -206,7 +225,7 @@ def serve_until_chief_ends(
         started=time.monotonic(),
     )
     try:
-        ending = _follow(watch, specification.address_of(chief), commands)
+        ending = _follow(watch, specification.address_of(chief), commands, note)
     except KeyboardInterrupt:
         ending = Ending(ServingExit.INTERRUPTED, "interrupted")
     if ending.code is not ServingExit.CHIEF_ENDED:
@@ -214,7 +233,14 @@ def serve_until_chief_ends(
     return int(ending.code)
 
 
-def _follow(watch: ChiefWatch, address: str, commands: queue.SimpleQueue[Goodbye | None]) -> Ending:
+class _Word(enum.Enum):
+    """What the main thread hears besides the chief's commands."""
+
+    HOLD = "note SIGTERM from now on"
+    ASKED_TO_STOP = "SIGTERM has come"
+
+
+def _follow(watch: ChiefWatch, address: str, commands: queue.SimpleQueue, note: StopNote) -> Ending:
     """Probes the chief and hears what it says until it is time to end."""
     while True:
         alive = listening(address, _PROBE_SECONDS)
@@ -223,9 +249,15 @@ def _follow(watch: ChiefWatch, address: str, commands: queue.SimpleQueue[Goodbye
         if (words := watch.words(time.monotonic())) is not None:
             to_standard_error(words)
         try:
-            watch.heard(commands.get(timeout=watch.pause_seconds), time.monotonic())
+            word = commands.get(timeout=watch.pause_seconds)
         except queue.Empty:
             continue
+        if word is _Word.HOLD:
+            note.hold()
+        elif word is _Word.ASKED_TO_STOP:
+            watch.asked_to_stop()
+        else:
+            watch.heard(word, time.monotonic())
 
 
 def _chief_of(specification: ClusterSpecification) -> Task:

@@ -20,6 +20,7 @@ from tfdist_ext.cluster import environment
 from tfdist_ext.cluster.goodbye import say_goodbye_at_exit
 from tfdist_ext.cluster.reachability import wait_for_tasks
 from tfdist_ext.cluster.serving import serve_until_chief_ends
+from tfdist_ext.cluster.stopping import asked_to_stop, stop_all_at_exit
 from tfdist_ext.data.worker_dataset import WorkerDataset
 from tfdist_ext.placement import PlacementTable
 from tfdist_ext.ps import Asynchronous, BoundedStaleness, Synchronous
@@ -241,6 +242,19 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             with tf.device(device_of_task(0)):
                 self._version = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied_steps")
         return self._version
+
+    @property
+    def stop_was_requested(self) -> bool:
+        """True once SIGTERM has come to a worker or a ps.
+
+        Who asks is expected to save and to end this process: from then on the tasks only note the signal.
+        """
+        return not self.runs_alone and asked_to_stop(self.specification) is not None
+
+    def note_stop(self) -> None:
+        """Has the workers and ps end with exit code 143 when this process ends."""
+        if not self.runs_alone:
+            stop_all_at_exit()
 
     @property
     def statistics(self) -> dict:
