@@ -37,10 +37,21 @@ class RemoteValue:
 
 
 class PerWorkerIterator:
-    """The iterators that all workers have over one dataset; goes into `schedule(args=...)`."""
+    """The iterators that all workers have over one dataset; goes into `schedule(args=...)`.
 
-    def __init__(self, dataset: WorkerDataset):
-        self.data: WorkerIterator = iter(dataset)
+    Args:
+        dataset: The dataset.
+        position: Where a checkpoint's reading of it stands (`TrainingState.dataset` has it), or None.
+    """
+
+    def __init__(self, dataset: WorkerDataset, position=None):
+        self.data: WorkerIterator = iter(dataset) if position is None else position.open(dataset)
+        self._position = position
+
+    def step_applied(self) -> None:
+        """Counts a step for the checkpoint."""
+        if self._position is not None:
+            self._position.take()
 
     def __iter__(self):
         return self
@@ -54,11 +65,11 @@ class PerWorkerIterator:
 class PerWorkerDataset:
     """A dataset on all workers; `iter` of it goes into `schedule(args=...)`."""
 
-    def __init__(self, dataset: WorkerDataset):
-        self._dataset = dataset
+    def __init__(self, dataset: WorkerDataset, position=None):
+        self._dataset, self._position = dataset, position
 
     def __iter__(self):
-        return PerWorkerIterator(self._dataset)
+        return PerWorkerIterator(self._dataset, self._position)
 
 
 class _NextOnly:
@@ -121,15 +132,19 @@ class ClusterCoordinator:
             dataset: Function without arguments that returns a `tf.data.Dataset`, or a dataset: every worker reads
                 all of it. What `strategy.experimental_distribute_dataset` or
                 `strategy.distribute_datasets_from_function` returned is divided over the workers, each row once.
+                `TrainingState.dataset` of any of them goes on where a checkpoint stood.
         """
         if callable(dataset) and not isinstance(dataset, tf.data.Dataset):
             dataset = dataset()
+        position = getattr(dataset, "tfdist_position", None)
+        if position is not None:
+            dataset = position.plain
         if isinstance(dataset, WorkerDataset):
-            return PerWorkerDataset(dataset)
+            return PerWorkerDataset(dataset, position)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         return PerWorkerDataset(
-            WorkerDataset.from_dataset(dataset.with_options(options), self.strategy.num_workers)
+            WorkerDataset.from_dataset(dataset.with_options(options), self.strategy.num_workers), position
         )
 
     def schedule(self, fn, args=(), kwargs=None) -> RemoteValue:
@@ -211,3 +226,5 @@ class ClusterCoordinator:
                     None, None, f"The data ended {dropped} steps before the last one that was scheduled."
                 )
             self._pending.pop(0)._read = step
+            if self._running is not None:
+                self._running[1].step_applied()
