@@ -17,4 +17,6 @@ def clean_keras():
     keras.backend.clear_session()
     keras.utils.set_random_seed(7)
     yield
+    # Other folders' tests expect a process that was never seeded.
+    tf.random.set_seed(None)
     keras.mixed_precision.set_global_policy("float32")
