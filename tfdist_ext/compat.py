@@ -511,6 +511,10 @@ def stored_variables(trackable) -> dict[str, tf.Variable]:
 
 def restore_from_values(trackable, values: dict[str, tf.Tensor]) -> None:
     """Gives an object the values that belong to its checkpoint keys."""
+    if isinstance(trackable, tf.train.experimental.PythonState):
+        (value,) = values.values()
+        trackable.deserialize(value.numpy())
+        return
     trackable._restore_from_tensors(
         {key.rpartition("/.ATTRIBUTES/")[2]: value for key, value in values.items()}
     )

@@ -7,6 +7,7 @@ does so, a bounded part at a time.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_ext import compat
+from tfdist_ext.checkpoint import shares
 
 HERE = "/device:CPU:0"
 # What passes through the chief is never more than this, or one tensor that is larger.
@@ -99,26 +101,29 @@ def write(prefix: str, entries: Sequence[Any]) -> list[str]:
     for entry in entries:
         by_server.setdefault(server_of(entry.tensor.device) or HERE, []).append(entry)
     own = by_server.pop(HERE, [])
-    pieces: list[tuple[str, list[Any]]] = []
+    together = [
+        (HERE, share) for share in shares.deal(own, lambda entry: entry.num_bytes, shares.num_threads())
+    ]
+    fetched: list[Any] = []
     for server, some in sorted(by_server.items()):
         if _writes_to(server, os.path.dirname(prefix)):
-            pieces.append((server, some))
+            together.append((server, some))
         else:
-            own += some
-    pieces += [(HERE, some) for some in _bounded(own)]
+            fetched += some
+    pieces = [*together, *((HERE, some) for some in _bounded(fetched))]
+    pieces = [(device, some) for device, some in pieces if some]
     if len(pieces) == 1:
         _save(pieces[0][0], prefix, pieces[0][1])
         return _file_names(prefix, 1)
     parts = [f"{prefix}.part-{number}" for number in range(len(pieces))]
-    servers = [
-        lambda device=device, part=part, some=some: _save(device, part, some)
+    saves = [
+        functools.partial(_save, device, part, some)
         for part, (device, some) in zip(parts, pieces, strict=True)
-        if device != HERE
     ]
-    with _AtTheSameTime(servers):
-        for part, (device, some) in zip(parts, pieces, strict=True):
-            if device == HERE:
-                _save(device, part, some)
+    num_together = sum(bool(some) for _, some in together)
+    with _AtTheSameTime(saves[:num_together]):
+        for save in saves[num_together:]:
+            save()
     with compat.own_executor(), tf.device(HERE):
         tf.raw_ops.MergeV2Checkpoints(
             checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False
@@ -142,16 +147,15 @@ def _save(device: str, prefix: str, entries: Sequence[Any]) -> None:
 
 
 def _bounded(entries: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yields parts such that little passes through this process at a time; what is here already counts for nothing."""
+    """Yields parts such that little passes through this process at a time."""
     part: list[Any] = []
     num_bytes = 0
     for entry in entries:
-        more = entry.num_bytes if server_of(entry.tensor.device) is not None else 0
-        if part and more and num_bytes + more > _AT_A_TIME_BYTES:
+        if part and num_bytes + entry.num_bytes > _AT_A_TIME_BYTES:
             yield part
             part, num_bytes = [], 0
         part.append(entry)
-        num_bytes += more
+        num_bytes += entry.num_bytes
     if part:
         yield part
 
@@ -250,17 +254,3 @@ def _read_part(device: str, prefix: str, targets: Sequence[tuple[str, str, tf.Va
             )
         for (_, _, variable), value in zip(targets, values, strict=True):
             variable.assign(value)
-
-
-def read_here(prefix: str, key: str, dtype: tf.DType) -> tf.Tensor:
-    """Returns one whole tensor of a bundle, in this process.
-
-    Args:
-        prefix: The bundle.
-        key: Key in the file.
-        dtype: Its dtype.
-    """
-    with tf.device(HERE):
-        return tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[key], shape_and_slices=[""], dtypes=[dtype])[
-            0
-        ]

@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_ext import compat, errors
-from tfdist_ext.checkpoint import object_graph, server_tensors
+from tfdist_ext.checkpoint import object_graph, server_tensors, shares
+from tfdist_ext.checkpoint.early_flush import EarlyFlush
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +86,15 @@ class Snapshot:
 
         Raises:
             tf.errors.OpError: What the file system says.
+            OSError: The same, to the thread that brings the file to the disk meanwhile.
         """
         entries = list(self.entries)
         if self.graph is not None:
             entries.append(
                 Entry(compat.OBJECT_GRAPH_KEY, "", tf.constant(self.graph.SerializeToString(), tf.string))
             )
-        return server_tensors.write(prefix, entries)
+        with EarlyFlush(prefix):
+            return server_tensors.write(prefix, entries)
 
 
 class VariableList:
@@ -152,23 +155,23 @@ class VariableList:
 
     def read(self, prefix: str) -> None:
         """Gives all variables that a file has their values; see `restore`."""
-        if not self._on_servers.keys:
-            self.root.read(prefix).expect_partial()
-            return
         targets: list[tuple[str, str, tf.Variable]] = []
-        others: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
-        saved, dtypes = saved_graph(prefix), saved_specs(prefix)
-        for key, saved_key in object_graph.matched(saved, self.graph).items():
+        others: dict[int, tuple[Any, dict[str, str]]] = {}
+        for key, saved_key in object_graph.matched(saved_graph(prefix), self.graph).items():
             trackable, _ = self._values[key]
             stored = compat.stored_variables(trackable)
             if any((key, slice_spec) in self._on_servers.keys for slice_spec in stored):
                 targets += [(saved_key, slice_spec, variable) for slice_spec, variable in stored.items()]
             else:
-                value = server_tensors.read_here(prefix, saved_key, tf.as_dtype(dtypes[saved_key][0]))
-                others.setdefault(id(trackable), (trackable, {}))[1][key] = value
+                others.setdefault(id(trackable), (trackable, {}))[1][key] = saved_key
+        specs = saved_specs(prefix)
+        # All are read before the first is assigned: a file that turns out to be damaged changes none.
+        read = shares.read_all(
+            prefix, {key: specs[key] for _, saved_keys in others.values() for key in saved_keys.values()}
+        )
         server_tensors.read_into(prefix, targets)
-        for trackable, values in others.values():
-            compat.restore_from_values(trackable, values)
+        for trackable, saved_keys in others.values():
+            compat.restore_from_values(trackable, {key: read[saved] for key, saved in saved_keys.items()})
 
 
 def read_arrays(prefix: str) -> dict[str, np.ndarray]:
