@@ -39,9 +39,6 @@ class SetDriver:
         version: Updates that were applied to the model before.
         timeout_seconds: A set that is not back in this time is computed by another worker.
         patience_seconds: Longest time without a step.
-
-    Attributes:
-        lock: Held by whoever asks or tells the ledger.
     """
 
     def __init__(
@@ -52,6 +49,7 @@ class SetDriver:
         self.ledger: ResumableLedger = make_ledger(version)
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
+        # Whoever else asks or tells the ledger holds `lock`.
         self._changed = self.lock = threading.Condition()
         self._executor = compat.synchronous_executor()
         self._sets: dict[int, ComputedSet] = {}
