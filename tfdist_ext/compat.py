@@ -48,7 +48,7 @@ from tensorflow.python.eager import executor as eager_executor
 from tensorflow.python.eager import record as tape_record
 from tensorflow.python.eager import remote as eager_remote
 from tensorflow.python.eager import tape as gradient_tape
-from tensorflow.python.framework import composite_tensor
+from tensorflow.python.framework import composite_tensor, ops
 from tensorflow.python.ops import gen_experimental_dataset_ops, script_ops, stateful_random_ops
 from tensorflow.python.trackable import base as trackable_base
 from tensorflow.python.training.saving import saveable_object
@@ -565,7 +565,10 @@ def build_from_batch(model, symbolic_batch) -> None:
         model: Keras model.
         symbolic_batch: Structure of `KerasTensor`, as of a batch of its dataset.
     """
-    model._symbolic_build(data_batch=symbolic_batch)
+    if getattr(model, "_distribute_strategy", None) is None:
+        model._symbolic_build(data_batch=symbolic_batch)
+    else:
+        model._maybe_symbolic_build(data_batch=symbolic_batch)
 
 
 def set_first_epoch(model, epoch: int) -> None:
@@ -630,3 +633,17 @@ def watch_epochs(opener, reading_of) -> None:
         return get_iterator(self) if position is None else opener(self, position)
 
     kind.__init__, kind.__iter__, kind._get_iterator = initialize_plain, iterate_watched, get_watched
+
+
+# --- Graphs of traced functions ------------------------------------------------------------------------------------
+def function_graph(graph, name: str):
+    """Returns the FuncGraph of a function that a graph calls by name."""
+    return graph._get_function(name).graph
+
+
+def registered_flops(op) -> float | None:
+    """Returns TensorFlow's count of an operation's floating-point operations, or None where it has none."""
+    try:
+        return ops.get_stats_for_node_def(op.graph, op.node_def, "flops").value
+    except (ValueError, TypeError):
+        return None

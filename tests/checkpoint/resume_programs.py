@@ -99,6 +99,14 @@ def noise_in_the_pipeline():
     return TrainingState(built, noisy)
 
 
+def unknown_length():
+    """Data whose end is found by reading on: Keras learns the number of batches in the first epoch."""
+    keras.utils.set_random_seed(1)
+    built = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    built.compile("sgd", "mse")
+    return TrainingState(built, dataset().filter(lambda x, y: True))
+
+
 def forgets_its_random_state():
     """A run that cannot be resumed exactly: what it draws from is hidden from the state."""
     keras.utils.set_random_seed(1)

@@ -23,6 +23,11 @@ def test_epochs_longer_and_shorter_than_a_pass():
     assert_resumes_exactly(resume_programs.one_device, k=9, n=12, fit={"steps_per_epoch": 7})
 
 
+def test_data_of_unknown_length():
+    # 11 batches a pass: the cut is in the second pass, what follows reaches into the fourth.
+    assert_resumes_exactly(resume_programs.unknown_length, k=15, n=22)
+
+
 def test_c4_c11_two_devices():
     assert_resumes_exactly(resume_programs.two_devices, k=5, n=9)
 

@@ -125,11 +125,15 @@ class InputPosition:
         """Counts batches that a loop takes."""
         self.num_batches += num_batches
 
-    def observed(self, iterator):
-        """Returns an iterator that tells the observers of each batch; workers' batches never come here."""
+    def observed(self, iterator, num_batches: int):
+        """Tells the observers of the next batches; returns what yields them. Workers' batches never come here."""
         if not self.observers or hasattr(iterator, "leases"):
             return iterator
-        return _observed(iterator, self.observers)
+        batches = list(itertools.islice(iterator, num_batches))
+        for batch in batches:
+            for observer in self.observers:
+                observer(batch)
+        return iter(batches) if batches else iterator
 
     def count_opening(self) -> None:
         """Counts an iterator that somebody else opened on the dataset."""
@@ -165,13 +169,6 @@ class InputPosition:
         for name, value in values.items():
             if name in self._variables:
                 self._variables[name].assign(value)
-
-
-def _observed(iterator, observers):
-    for batch in iterator:
-        for observer in observers:
-            observer(batch)
-        yield batch
 
 
 def _num_read_in_order(leases: dict[str, Any]) -> int:
@@ -223,6 +220,8 @@ class EpochReading:
         self.on_begin: Any = None
         self.on_step_end: Any = None
         self._offered = self._untold_steps = 0
+        # Batches of a pass as Keras has counted them; it opens another iterator at the end of a pass once it knows.
+        self.batches_of_pass: int | None = None
         self._epochs: Any = None
         self._prepared: Any = None
 
@@ -236,6 +235,11 @@ class EpochReading:
         """True where the next epoch goes on with the iterator of this one."""
         epochs = self._epochs
         return bool(epochs is not None and epochs.steps_per_epoch and epochs._current_iterator is not None)
+
+    @property
+    def counted_batches(self) -> int | None:
+        """Batches of a pass, once Keras has counted them."""
+        return self.batches_of_pass if self._epochs is None else self._epochs._num_batches
 
     def open(self, epochs):
         """Returns an iterator for Keras."""
@@ -253,6 +257,7 @@ class EpochReading:
         if self.on_begin is not None:
             self.on_begin()
         self._epochs = epochs
+        epochs._num_batches = epochs._num_batches or self.batches_of_pass
         self.step, self.first_step = self.first_step, 0
         epochs.first_step = first = self.step
         if self.position.is_to_resume_within:
@@ -262,14 +267,14 @@ class EpochReading:
                 continue
             epochs.first_step = 0
             self._offered = end + 1 - begin
-            yield begin, end, self.position.observed(iterator)
+            yield begin, end, self.position.observed(iterator, self._offered)
             # Keras asks for the next step once all callbacks have heard of the one before.
             steps = self.take_untold_steps()
             if steps and self.on_step_end is not None:
                 self.on_step_end(steps)
 
-    def step_begins(self) -> None:
-        """Notes that what was offered is trained on: at the end of the data it is not."""
+    def step_ends(self) -> None:
+        """Notes that what was offered was trained on: at the end of the data it is not. Twice does no harm."""
         self.position.take(self._offered)
         self.step += self._offered
         self._untold_steps, self._offered = self._offered, 0

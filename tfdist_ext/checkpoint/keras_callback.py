@@ -27,6 +27,7 @@ def _install() -> None:
         _installed = True
         compat.watch_epochs(opener, lambda position: position.reading)
         compat.call_after_callbacks("on_train_begin", "after_train_begin")
+        compat.call_after_callbacks("on_train_batch_end", "after_train_batch_end")
         compat.call_after_callbacks("on_epoch_end", "after_epoch_end")
 
 
@@ -78,6 +79,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             return
         compat.set_first_epoch(self.model, python["epoch"])
         self._reading.first_step = python["batch"]
+        self._reading.batches_of_pass = python["batches_of_pass"]
         if python["batch"]:
             self._reading.on_begin = lambda: self._restore_again(restored)
 
@@ -105,9 +107,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self._restored is not None and not self._reading.first_step:
             self._restored = None
 
-    def on_train_batch_begin(self, batch, logs=None):
-        """Notes that a step has its batches."""
-        self._reading.step_begins()
+    def after_train_batch_end(self, callbacks, batch, logs=None):
+        """Notes that a step was done; at the end of data of unknown length Keras begins one that is not."""
+        self._reading.step_ends()
 
     def _after_step(self, num_steps: int) -> None:
         """Saves between two steps; at the last step of an epoch, when the epoch has ended."""

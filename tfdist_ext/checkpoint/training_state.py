@@ -197,6 +197,7 @@ class TrainingState:
             "batch": self._batch_now(),
             "within": self._is_within(),
             "fit": self.fit,
+            "batches_of_pass": self._batches_of_pass(),
             "stopped": bool(getattr(self.model, "stop_training", False)),
             "input": None if self.position is None else self.position.state(),
             "random": random_streams.state_of_process(),
@@ -209,6 +210,10 @@ class TrainingState:
         if self.position is None or self.position.reading is not None:
             return self.batch
         return self.position.num_batches
+
+    def _batches_of_pass(self) -> int | None:
+        reading = None if self.position is None else self.position.reading
+        return None if reading is None else reading.counted_batches
 
     def _is_within(self) -> bool:
         """Whether training goes on within the pass that is being read, rather than with the next one."""

@@ -58,6 +58,11 @@ def tell_only_listeners(original):
     def on_train_batch_end(self, batch, logs=None):
         if not isinstance(logs, UnreadLogs) or any(map(_listens, self.callbacks)):
             original(self, batch, logs)
+            return
+        for callback in self.callbacks:
+            # Those that want to know of a step, and not what is in its logs.
+            if hasattr(callback, "after_train_batch_end"):
+                callback.after_train_batch_end(self.callbacks, batch, logs)
 
     return on_train_batch_end
 
