@@ -15,8 +15,8 @@ def test_the_golden_checkpoint_is_restored(tmp_path):
     restored = TrainingCheckpointManager(state, tmp_path / "golden").restore_or_initialize()
     # 4 batches a pass: 7 steps are one epoch and 3 steps of the next.
     assert (restored.step, restored.epoch, restored.batch) == (7, 1, 3)
-    # Every gradient is 1: velocity m = m / 2 - 1 / 4 comes to -(1 - 2^-7) / 2, and w and b are the sum of the velocities:
-    # -(7 - (1 - 2^-7)) / 2.
+    # Every gradient is 1: velocity m = m / 2 - 1 / 4 comes to -(1 - 2^-7) / 2, and w and b are the sum of the
+    # velocities: -(7 - (1 - 2^-7)) / 2.
     velocity = -(1 - 2.0**-7) / 2
     weight = -(7 - (1 - 2.0**-7)) / 2
     assert [w.item() for w in state.model.get_weights()[:2]] == [weight, weight]
