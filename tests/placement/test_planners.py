@@ -40,10 +40,8 @@ def test_against_every_placement(communication, bound, capsys):
     ratios = ratios_to_the_best(communication, ["auto", *LIST_PLANNERS])
     with capsys.disabled():
         for method, values in ratios.items():
-            print(
-                f"\n  sending / computing {communication}: {method} {geometric_mean(values):.4f}, worst {max(values):.2f}",
-                end="",
-            )
+            mean, worst = geometric_mean(values), max(values)
+            print(f"\n  sending / computing {communication}: {method} {mean:.4f}, worst {worst:.2f}", end="")
     assert min(min(values) for values in ratios.values()) >= 1 - 1e-12
     assert geometric_mean(ratios.pop("auto")) <= bound
     for values in ratios.values():
