@@ -115,7 +115,7 @@ def predicted_and_measured(num_runs: int, width: int = _WIDTH) -> dict:
     """Predicts and times six placements of a model of three stages."""
     import tensorflow as tf
 
-    from tfdist_ext.placement.explain import explain
+    from tfdist_ext.placement import explain
 
     x = tf.random.stateless_normal([width // 4, width], seed=[1, 2])
     devices = [

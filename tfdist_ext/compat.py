@@ -52,6 +52,7 @@ from tensorflow.python.framework import composite_tensor, ops
 from tensorflow.python.ops import gen_experimental_dataset_ops, script_ops, stateful_random_ops
 from tensorflow.python.trackable import base as trackable_base
 from tensorflow.python.training.saving import saveable_object
+from tensorflow.python.util import deprecation
 
 # --- Strategies: their extended objects are the seam that every tf.distribute call goes through. -----------
 CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
@@ -637,13 +638,46 @@ def watch_epochs(opener, reading_of) -> None:
 
 # --- Graphs of traced functions ------------------------------------------------------------------------------------
 def function_graph(graph, name: str):
-    """Returns the FuncGraph of a function that a graph calls by name."""
-    return graph._get_function(name).graph
+    """Returns the FuncGraph of a function that a graph calls by name, or None where only the runtime has it."""
+    return getattr(graph._get_function(name), "graph", None)
 
 
 def registered_flops(op) -> float | None:
     """Returns TensorFlow's count of an operation's floating-point operations, or None where it has none."""
     try:
-        return ops.get_stats_for_node_def(op.graph, op.node_def, "flops").value
+        with deprecation.silence():
+            return ops.get_stats_for_node_def(op.graph, op.node_def, "flops").value
     except (ValueError, TypeError):
         return None
+
+
+def local_task() -> tuple[str, int] | None:
+    """Returns type and index of this process' task in the cluster it is connected to, or None."""
+    server = eager_context.context().get_server_def()
+    return None if server is None else (server.job_name, server.task_index)
+
+
+@contextlib.contextmanager
+def collected_graphs() -> Iterator[list]:
+    """Collects the graphs of functions that run first meanwhile, as TensorFlow's placer leaves them.
+
+    Grappler is off meanwhile: it would rename and fold operations.
+
+    Yields:
+        A list that is filled at the end: for each function the nodes of its partitions.
+    """
+    context = eager_context.context()
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    context.enable_graph_collection()
+    found: list[list] = []
+    try:
+        yield found
+        collected = context.export_run_metadata()
+        found += [
+            [node for part in function.partition_graphs for node in part.node]
+            for function in collected.function_graphs
+        ]
+    finally:
+        context.disable_graph_collection()
+        tf.config.optimizer.set_experimental_options(before)
