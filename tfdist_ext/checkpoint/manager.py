@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import logging
 
-from tfdist_ext import errors
+from tfdist_ext import errors, events
 from tfdist_ext.checkpoint import plain_data, preemption, save_job
 from tfdist_ext.checkpoint.background import BackgroundWriter
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
@@ -280,6 +280,7 @@ class TrainingCheckpointManager:
             self.statistics["num_saves"] += 1
 
         step = self.state.step
+        events.emit("checkpoint_begun", step=step)
         waits = waits or not self._asynchronous
         self._writer.submit(self._job(metrics, attempt, done).run, gives_way=not waits)
         if waits:
