@@ -2,9 +2,10 @@
 
     python -m benchmarks.torture --kills 30 --json results.json
 
-Half of the kills are of a job of 2 synchronous workers, half of one on parameter servers (chief, 2 workers, 1 ps); half of each
-come while a checkpoint is being saved. `kill -9` of a random task; `tfdist-ext run --max-restarts` starts again. At the end each
-row must have been trained on once an epoch, and the synchronous weights must be, bit for bit, those of a run without kills.
+Half of the kills are of a job of 2 synchronous workers, half of one on parameter servers (chief, 2 workers, 1 ps);
+half of each come while a checkpoint is being saved. `kill -9` of a random task; `tfdist-ext run --max-restarts` starts
+again. At the end each row must have been trained on once an epoch, and the synchronous weights must be, bit for bit,
+those of a run without kills.
 """
 
 from __future__ import annotations

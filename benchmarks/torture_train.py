@@ -1,8 +1,8 @@
 """A training script that is killed again and again: `torture_train FOLDER EPOCHS`, on every task of a cluster.
 
-Weight i of its first layer counts how often row i was trained on, exactly; its second layer has dropout and momentum-free
-SGD on shuffled rows, and comes out the same bit for bit only if every step was done once and in its order. Under parameter
-servers, where the order of updates is nobody's, only the first is compared.
+Weight i of its first layer counts how often row i was trained on, exactly; its second part has dropout on shuffled
+rows, and comes out the same bit for bit only if every step was done once and in its order. Under parameter servers,
+where the order of updates is nobody's, only the first is compared.
 """
 
 from __future__ import annotations
