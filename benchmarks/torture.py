@@ -67,7 +67,7 @@ class Job:
         (folder / "marks").touch()
         launcher = [
             sys.executable, "-m", "tfdist_ext.launch.command", "run", *flags, "--max-restarts", str(max_restarts),
-            "--restart-backoff-seconds", "0.1", "--worker-restarts", "1", "--grace-seconds", "1",
+            "--restart-backoff-seconds", "0", "--worker-restarts", "1", "--grace-seconds", "1",
         ]  # fmt: skip
         script = [sys.executable, "-m", "benchmarks.torture_train", str(folder), str(epochs)]
         self._log = open(folder / "log", "wb")  # noqa: SIM115 - closed with the job
