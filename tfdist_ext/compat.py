@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,11 +49,12 @@ from tensorflow.python.eager import executor as eager_executor
 from tensorflow.python.eager import record as tape_record
 from tensorflow.python.eager import remote as eager_remote
 from tensorflow.python.eager import tape as gradient_tape
+from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.framework import composite_tensor, ops
 from tensorflow.python.ops import gen_experimental_dataset_ops, script_ops, stateful_random_ops
 from tensorflow.python.trackable import base as trackable_base
 from tensorflow.python.training.saving import saveable_object
-from tensorflow.python.util import deprecation
+from tensorflow.python.util import deprecation, nest
 
 # --- Strategies: their extended objects are the seam that every tf.distribute call goes through. -----------
 CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
@@ -681,3 +683,83 @@ def collected_graphs() -> Iterator[list]:
     finally:
         context.disable_graph_collection()
         tf.config.optimizer.set_experimental_options(before)
+
+
+def flatten_with_path(structure) -> list[tuple[tuple, Any]]:
+    """Returns the path and the value of each part of a nested structure; tensors of several parts stay whole."""
+    return nest.flatten_with_tuple_paths(structure)
+
+
+def traced_signatures(function) -> list[tuple]:
+    """Returns (args, kwargs) as specs of each trace of a tf.function, the oldest first."""
+    return [concrete.structured_input_signature for concrete in function._list_all_concrete_functions()]
+
+
+_making = threading.local()
+_make_function_context = function_context.make_function_context
+_finish_operation = ops.Graph._create_op_helper
+
+
+def _make_unique_function_context(*args, **kwargs):
+    made = _make_function_context(*args, **kwargs)
+    if getattr(_making, "device_of", None) is None:
+        return made
+    unique = made.context._replace(device_functions=(*made.context.device_functions, object()))
+    return type(made)(unique, made.scope_type)
+
+
+def _finish_operation_on_device(self, op, *args, **kwargs):
+    _finish_operation(self, op, *args, **kwargs)
+    device_of = getattr(_making, "device_of", None)
+    device = None if device_of is None else device_of(op)
+    if device:
+        op._set_device_from_string(device)
+
+
+@contextlib.contextmanager
+def devices_of_new_operations(device_of) -> Iterator[None]:
+    """Has a function choose the device of each operation that this thread adds to any graph meanwhile.
+
+    It has the last word. What is given to `tf.compat.v1.device` does not: the gradient of an inner function is made
+    under `tf.device(None)`. Inner functions are traced anew at each call; TensorFlow would take the trace that there
+    is, whatever devices are asked for.
+
+    Args:
+        device_of: Function of the operation; returns a device, or None to leave it as it is.
+    """
+    function_context.make_function_context = _make_unique_function_context
+    ops.Graph._create_op_helper = _finish_operation_on_device
+    before, _making.device_of = getattr(_making, "device_of", None), device_of
+    try:
+        yield
+    finally:
+        _making.device_of = before
+
+
+_new_layers = threading.local()
+_make_layer = keras.layers.Layer.__new__
+
+
+def _make_watched_layer(cls, *args, **kwargs):
+    layer = _make_layer(cls, *args, **kwargs)
+    found = getattr(_new_layers, "found", None)
+    if found is not None:
+        found.append(layer)
+    return layer
+
+
+@contextlib.contextmanager
+def new_keras_layers() -> Iterator[list]:
+    """Lists the Keras layers that this thread makes meanwhile, those of an inner block apart.
+
+    Yields:
+        The layers, some of them before their constructor has run.
+    """
+    keras.layers.Layer.__new__ = _make_watched_layer
+    before = getattr(_new_layers, "found", None)
+    found: list = []
+    _new_layers.found = found
+    try:
+        yield found
+    finally:
+        _new_layers.found = before

@@ -33,6 +33,16 @@ def short_device(device: str | None) -> str:
     ).to_string()
 
 
+def long_device(device: str) -> str:
+    """Returns a short name as operations spell it.
+
+    Example:
+        >>> long_device("CPU:1")
+        '/device:CPU:1'
+    """
+    return device if device.startswith("/") else f"/device:{device}"
+
+
 def all_devices() -> list[str]:
     """Returns the short names of all logical CPUs, GPUs and TPUs that this process reaches."""
     kinds = ("GPU", "TPU", "CPU")

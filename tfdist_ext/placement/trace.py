@@ -185,7 +185,8 @@ class _Flattening:
             name, first = f"{place.prefix}{op.name}", len(self._names)
             taken = [sources[tensor.name] for tensor in op.inputs]
             made = self._add_any(op, name, place, taken, graph)
-            for tensor, source in zip(op.outputs, made, strict=True):
+            # A FuncGraph gets more outputs when a gradient wants them; who called it before has the first of them.
+            for tensor, source in zip(op.outputs, made[: len(op.outputs)], strict=True):
                 sources[tensor.name] = source
             added = self._names[first:]
             # What an operation with operations inside has to wait for holds back those that others can notice.
@@ -231,7 +232,7 @@ class _Flattening:
         self._order([decision.producer], [name])
         returned = self._flatten_inside(body, inside.inside(f"{name}/body", ""), entered)
         made = []
-        for index, (source, enter, back) in enumerate(zip(taken, entered, returned, strict=True)):
+        for index, (source, enter, back) in enumerate(zip(taken, entered, returned, strict=False)):
             if enter is source:
                 made.append(source)
                 continue

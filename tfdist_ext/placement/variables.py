@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 
 def largest_first(
-    sizes: Mapping[str, int], num_tasks: int, occupied: Sequence[int] | None = None
+    sizes: Mapping[str, float], num_tasks: int, occupied: Sequence[float] | None = None
 ) -> dict[str, int]:
     """Deals variables to tasks: the largest first, each to the task that holds least so far.
 
@@ -37,7 +37,7 @@ def largest_first(
     """
     if num_tasks < 1:
         raise ValueError(f"Argument `num_tasks` must be at least 1; received {num_tasks}.")
-    loads = [0] * num_tasks if occupied is None else list(occupied)
+    loads = [0.0] * num_tasks if occupied is None else list(occupied)
     if len(loads) != num_tasks:
         raise ValueError(
             f"Argument `occupied` must have one entry for each of {num_tasks} tasks; received {len(loads)}."
@@ -126,6 +126,7 @@ class PlacementTable:
         *,
         slot_bytes: Mapping[str, int] | None = None,
         occupied: Sequence[int] | None = None,
+        weight: Mapping[str, float] | None = None,
     ) -> PlacementTable:
         """Places variables with their slots by `tfdist_ext.placement.largest_first`.
 
@@ -133,7 +134,9 @@ class PlacementTable:
             num_bytes: Bytes of each variable.
             num_tasks: Number of ps.
             slot_bytes: Bytes of each variable's slots; those left out have none.
-            occupied: Bytes that each task holds already.
+            occupied: What each task holds already, in bytes or as `weight` counts.
+            weight: What to balance in place of bytes, by name: traffic in bytes a step, for one. Variables left out
+                weigh nothing.
 
         Returns:
             The table, in the order of `num_bytes`. What was there already is not in it.
@@ -142,7 +145,9 @@ class PlacementTable:
             ValueError: As for `largest_first`.
         """
         slots = slot_bytes or {}
-        sizes = {name: size + slots.get(name, 0) for name, size in num_bytes.items()}
+        sizes: dict[str, float] = {name: size + slots.get(name, 0) for name, size in num_bytes.items()}
+        if weight is not None:
+            sizes = {name: weight.get(name, 0) for name in num_bytes}
         tasks = largest_first(sizes, num_tasks, occupied)
         rows = (
             PlacementRow(variable=name, num_bytes=size, slot_bytes=slots.get(name, 0), task=tasks[name])
