@@ -78,7 +78,7 @@ class Draft:
         Raises:
             CheckpointError: If it cannot be written. The draft is gone then.
         """
-        with self._explained(len(data)):
+        with self.explained(len(data)):
             self._file_system.write(self.path(name), data)
 
     def seal(self, names: Iterable[str]) -> list[FileRecord]:
@@ -94,7 +94,7 @@ class Draft:
             CheckpointError: If a file is missing or cannot be made durable. The draft is gone then.
         """
         names = list(names)
-        with self._explained():
+        with self.explained():
             for name in names:
                 self._file_system.fsync_file(self.path(name))
             self._file_system.fsync_folder(self.folder)
@@ -121,7 +121,7 @@ class Draft:
                 f"{manifest.step} and {manifest.attempt!r}. Try `step=draft.step, attempt=draft.attempt`."
             )
         target = os.path.join(self._directory, folder_name(COMMITTED, self.step, self.attempt))
-        with self._explained():
+        with self.explained():
             older = self._others_of_this_step()
             manifest = _dated_after(manifest, older)
             self._require_files(manifest.files)
@@ -136,6 +136,24 @@ class Draft:
         for record in older:
             self._delete(record)
         return CheckpointRecord(step=self.step, path=target, attempt=self.attempt, manifest=manifest)
+
+    @contextlib.contextmanager
+    def explained(self, needed_bytes: int | None = None) -> Iterator[None]:
+        """Says of errors of the system within a `with` block what they mean, and abandons the draft.
+
+        Args:
+            needed_bytes: What is being written; None for the size of what is there by then.
+
+        Raises:
+            CheckpointError: In place of OSError.
+        """
+        try:
+            yield
+        except OSError as error:
+            if needed_bytes is None:
+                needed_bytes = _size(self.folder)
+            self.abandon()
+            raise explain(error, self._directory, needed_bytes) from error
 
     def abandon(self) -> None:
         """Removes the draft. Does nothing after the commit, or when it is gone."""
@@ -170,16 +188,6 @@ class Draft:
         except OSError as error:
             # The newer one is committed; this one is only in the way, and a sweep will find it.
             logging.warning("%s was replaced but could not be deleted: %s", record.path, error)
-
-    @contextlib.contextmanager
-    def _explained(self, needed_bytes: int | None = None) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if needed_bytes is None:
-                needed_bytes = _size(self.folder)
-            self.abandon()
-            raise explain(error, self._directory, needed_bytes) from error
 
 
 def _record(path: str, name: str) -> FileRecord:

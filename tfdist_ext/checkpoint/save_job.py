@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import sys
 import time
@@ -25,6 +26,11 @@ from tfdist_ext.checkpoint.participants import Participants
 from tfdist_ext.checkpoint.tensors import Snapshot, VariableList
 
 SHARED = "state"
+# How TensorFlow calls what the system says of a disk that is full, or may not be written to.
+_SYSTEM_ERRORS = {
+    tf.errors.ResourceExhaustedError: errno.ENOSPC,
+    tf.errors.PermissionDeniedError: errno.EACCES,
+}
 
 
 def python_file(worker: int) -> str:
@@ -102,7 +108,7 @@ class SaveJob:
         if self.participants.index == 0:
             if problem is None:
                 path, problem = self._try(lambda: self._commit(reports))
-            else:
+            if problem is not None:
                 with contextlib.suppress(errors.CheckpointError):
                     self.directory.begin(self.manifest.step, self.attempt).abandon()
         (outcome, *_) = self._gather({"path": path, "error": problem}, "committed")
@@ -149,7 +155,7 @@ class SaveJob:
             index = self.participants.index
             names = _write_part(draft, index, self.part.python, self.part.bundles(index))
             if self.part.shared is not None:
-                names += self.part.shared.write(draft.path(SHARED))
+                names += _write_bundle(draft, SHARED, self.part.shared)
             return [dataclasses.asdict(record) for record in draft.seal(names)]
 
     def _commit(self, reports: Sequence[Mapping[str, Any]]) -> str:
@@ -177,8 +183,17 @@ def _write_part(draft, worker: int, python: bytes, bundles: Mapping[str, Snapsho
     draft.write_bytes(python_file(worker), python)
     names = [python_file(worker)]
     for prefix, snapshot in bundles.items():
-        names += snapshot.write(draft.path(prefix))
+        names += _write_bundle(draft, prefix, snapshot)
     return names
+
+
+def _write_bundle(draft, prefix: str, snapshot: Snapshot) -> list[str]:
+    with draft.explained(snapshot.num_bytes):
+        try:
+            return snapshot.write(draft.path(prefix))
+        except tuple(_SYSTEM_ERRORS) as error:
+            number = _SYSTEM_ERRORS[type(error)]
+            raise OSError(number, os.strerror(number)) from error
 
 
 def _first_problem(task_names: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> str | None:
