@@ -14,9 +14,10 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
+rect { stroke: Canvas; stroke-width: .6; }
 .bar { fill: var(--bar); } .critical { fill: var(--critical); } .summary { font-size: 1.05rem; }
 """
-_WIDTH, _LEFT, _ROW = 1000, 150, 26
+_WIDTH, _ROW, _LETTER = 1000, 26, 6.5
 _MOST_BARS = 4000
 
 
@@ -74,8 +75,9 @@ def _timeline(report: Any) -> str:
     total = report.predicted_seconds or 1.0
     row_of = {row.device: index for index, row in enumerate(report.devices)}
     critical = set(report.schedule.critical_path)
+    left = 20 + _LETTER * max(map(len, row_of))
     height = _ROW * (len(row_of) + 1)
-    scale = (_WIDTH - _LEFT - 10) / total
+    scale = (_WIDTH - left - 10) / total
     shapes = [
         f'<text x="0" y="{_ROW * index + 17}">{_text(device)}</text>' for device, index in row_of.items()
     ]
@@ -87,13 +89,15 @@ def _timeline(report: Any) -> str:
         label = _text(f"{row.name} ({row.kind}), {1e3 * (finish - start):.4f} ms")
         kind = "critical" if row.name in critical else "bar"
         shapes.append(
-            f'<rect class="{kind}" x="{_LEFT + start * scale:.2f}" y="{_ROW * row_of[row.device] + 4}" '
+            f'<rect class="{kind}" x="{left + start * scale:.2f}" y="{_ROW * row_of[row.device] + 4}" '
             f'width="{max(0.5, (finish - start) * scale):.2f}" height="{_ROW - 8}"><title>{label}</title></rect>'
         )
-    shapes.append(f'<text x="{_LEFT}" y="{height - 6}">0</text>')
+    shapes.append(f'<text x="{left}" y="{height - 6}">0</text>')
     shapes.append(f'<text x="{_WIDTH - 80}" y="{height - 6}">{1e3 * total:.3f} ms</text>')
     picture = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="schedule">{"".join(shapes)}</svg>'
-    return picture + "<p>The operations in the second colour decide when the step ends.</p>"
+    return (
+        picture + "<p>What is orange decides when the step ends; a bar's name appears under the pointer.</p>"
+    )
 
 
 def _transfers(report: Any) -> str:
