@@ -139,6 +139,17 @@ def test_the_loop_of_a_gradient_turns_as_often_as_the_loop():
     assert not report.notes
 
 
+def test_the_loop_of_a_recurrent_layer_turns_once_for_each_of_its_steps():
+    layer = keras.layers.LSTM(5)
+    report = explain(tf.function(lambda x: layer(x)), tf.ones([2, 7, 6]))
+    assert not report.notes
+    # Products with the state, [2, 5] by [5, 20], and with the input, [2, 6] by [6, 20], in each of 7 turns, and once
+    # before, where Keras learns the shape of what comes out.
+    assert sum(row.kind == "MatMul" for row in report.operations) == 4
+    products = 8 * 2 * (2 * 5 * 20 + 2 * 6 * 20)
+    assert products <= sum(row.flops for row in report.devices) < 1.5 * products
+
+
 def table_step(dense: bool):
     with tf.device("CPU:1"):
         table = tf.Variable(tf.ones([1000, 4]), name="table")

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # A loop that turns more often than this counts as unknown: finding out would take seconds.
@@ -18,6 +19,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Mul": operator.mul, "FloorDiv": operator.floordiv, "FloorMod": operator.mod, "Minimum": min, "Maximum": max,
     "LogicalNot": operator.not_, "Neg": operator.neg, "Identity": lambda value: value,
 }  # fmt: skip
+_REDUCTIONS: dict[str, Callable[..., Any]] = {"Max": np.max, "Min": np.min, "Prod": np.prod}
 
 
 def turns_of(condition, body, initial: Sequence[Any]) -> tuple[int, list[Any]] | None:
@@ -98,6 +100,9 @@ def known_value(op, known: Mapping[str, Any]) -> Any:
         if any(value is not None and bool(value) == decided for value in inputs):
             return decided
         return None if None in inputs else not decided
+    if op.type in _REDUCTIONS and op.outputs[0].shape.rank == 0:
+        reduced = tf.get_static_value(op.inputs[0])
+        return None if reduced is None else _REDUCTIONS[op.type](reduced).item()
     if op.type == "Cast" and inputs[0] is not None and op.outputs[0].dtype.is_integer:
         return int(inputs[0])
     if op.type not in _FUNCTIONS or None in inputs:
