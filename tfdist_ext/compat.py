@@ -702,7 +702,7 @@ _finish_operation = ops.Graph._create_op_helper
 
 def _make_unique_function_context(*args, **kwargs):
     made = _make_function_context(*args, **kwargs)
-    if getattr(_making, "device_of", None) is None:
+    if not getattr(_making, "deciders", ()):
         return made
     unique = made.context._replace(device_functions=(*made.context.device_functions, object()))
     return type(made)(unique, made.scope_type)
@@ -710,30 +710,31 @@ def _make_unique_function_context(*args, **kwargs):
 
 def _finish_operation_on_device(self, op, *args, **kwargs):
     _finish_operation(self, op, *args, **kwargs)
-    device_of = getattr(_making, "device_of", None)
-    device = None if device_of is None else device_of(op)
-    if device:
-        op._set_device_from_string(device)
+    for device_of in reversed(getattr(_making, "deciders", ())):
+        device = device_of(op)
+        if device:
+            op._set_device_from_string(device)
 
 
 @contextlib.contextmanager
 def devices_of_new_operations(device_of) -> Iterator[None]:
     """Has a function choose the device of each operation that this thread adds to any graph meanwhile.
 
-    It has the last word. What is given to `tf.compat.v1.device` does not: the gradient of an inner function is made
-    under `tf.device(None)`. Inner functions are traced anew at each call; TensorFlow would take the trace that there
-    is, whatever devices are asked for.
+    It has the last word, but for those of blocks around this one, which see what it chose. What is given to
+    `tf.compat.v1.device` has not: the gradient of an inner function is made under `tf.device(None)`. Inner functions
+    are traced anew at each call; TensorFlow would take the trace that there is, whatever devices are asked for.
 
     Args:
         device_of: Function of the operation; returns a device, or None to leave it as it is.
     """
     function_context.make_function_context = _make_unique_function_context
     ops.Graph._create_op_helper = _finish_operation_on_device
-    before, _making.device_of = getattr(_making, "device_of", None), device_of
+    before = getattr(_making, "deciders", ())
+    _making.deciders = (*before, device_of)
     try:
         yield
     finally:
-        _making.device_of = before
+        _making.deciders = before
 
 
 _new_layers = threading.local()

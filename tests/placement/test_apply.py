@@ -15,6 +15,7 @@ from tfdist_ext.placement import (
     Plan,
     apply_plan,
     explain,
+    on,
     plan,
 )
 from tfdist_ext.placement.assignment import assigned_devices, call_prefix
@@ -209,6 +210,23 @@ def test_a_python_function_and_a_method():
 
     args = [tf.constant(3.0), 2]
     assert float(apply_plan(power, plan(power, args))(*args)) == 9.0
+
+
+def test_a_plan_has_the_last_word():
+    @on("CPU:1")
+    def pinned(x):
+        return tf.sin(x)
+
+    def function(x):
+        with tf.device("CPU:2"):
+            return tf.exp(pinned(x))
+
+    base = plan(function, [tf.ones([2])])
+    elsewhere = Plan(**{**vars(base), "devices": {**base.devices, "Sin": "CPU:3", "Exp": "CPU:0"}})
+    rows = {
+        row.kind: row.requested for row in explain(apply_plan(function, elsewhere), tf.ones([2])).operations
+    }
+    assert (rows["Sin"], rows["Exp"]) == ("CPU:3", "CPU:0")
 
 
 def test_devices_that_are_not_there_are_refused():

@@ -1,5 +1,6 @@
 """Reports say what was worked out by hand: operations, bytes, arithmetic, and where TensorFlow puts things."""
 
+import dataclasses
 import json
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_ext.placement import Device, Link, Machine, explain
+from tfdist_ext.placement.report import Suggestion
 
 
 def two_towers():
@@ -312,6 +314,24 @@ def test_measured_beside_predicted():
     assert 0 < report.measured_seconds < 5
     with pytest.raises(ValueError, match="Argument `measure` needs example arguments with values"):
         explain(lambda x: x + 1.0, tf.TensorSpec([4]), measure=True)
+
+
+def test_a_report_of_anything_fits_on_a_screen():
+    towers, _ = two_towers()
+    made = explain(towers, tf.ones([4, 8]))
+    many = {
+        name: ("sentence",) * 100
+        for name in ("apart", "soft_placement", "not_honoured", "colocations", "notes")
+    }
+    full = dataclasses.replace(
+        made, transfers=made.transfers * 50, devices=made.devices * 50, unplaced=("Sin",) * 100,
+        suggestions=(Suggestion(text="try", gain_seconds=1.0),) * 100, **many,
+    )  # fmt: skip
+    lines = str(full).splitlines()
+    assert len(lines) <= 60
+    assert (
+        "  and 90 more" in lines and "  and 97 more" in lines
+    )  # 100 tensors and 10 shown, 100 sentences and 3.
 
 
 def test_json_holds_everything():

@@ -11,7 +11,7 @@ from tfdist_ext.placement import report_html
 from tfdist_ext.placement.schedule import Schedule, Transfer
 
 # All of it fits on one screen of 60 lines: what crosses and what to try at length, the rest as examples.
-_MOST_DEVICES, _MOST_TRANSFERS, _MOST_SENTENCES = 12, 10, 3
+_MOST_DEVICES, _MOST_TRANSFERS, _MOST_SENTENCES = 8, 10, 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,15 +122,16 @@ class Report:
 
     def __str__(self) -> str:
         measured = "" if self.measured_seconds is None else f", {1e3 * self.measured_seconds:.3f} ms measured"
+        width = max(len(row.device) for row in self.devices)
         lines = [
             f"{self.function}: {len(self.operations)} operations, {1e3 * self.predicted_seconds:.3f} ms predicted"
             f"{measured}, {self.cut_bytes:,} bytes cross",
-            f"{'device':<28} {'operations':>10} {'FLOPs':>10} {'variables':>12} {'slots':>12} "
+            f"{'device':<{width}} {'operations':>10} {'FLOPs':>10} {'variables':>12} {'slots':>12} "
             f"{'peak':>12} {'busy':>10}",
         ]
         for row in self.devices[:_MOST_DEVICES]:
             lines.append(
-                f"{row.device:<28} {row.num_operations:>10} {row.flops:>10.3g} {row.variable_bytes:>12,} "
+                f"{row.device:<{width}} {row.num_operations:>10} {row.flops:>10.3g} {row.variable_bytes:>12,} "
                 f"{row.slot_bytes:>12,} {row.peak_bytes:>12,} {1e3 * row.busy_seconds:>7.3f} ms"
             )
         if len(self.devices) > _MOST_DEVICES:
