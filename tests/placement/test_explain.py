@@ -71,6 +71,8 @@ def test_D4_a_report_without_logs_from_tensorflow(capfd):
     assert len(text.splitlines()) <= 60
     written = "".join(capfd.readouterr())
     assert "/device:CPU" not in written and "WARNING" not in written
+    # And in a notebook, for which the arrows of the text are no tags.
+    assert "CPU:1 -&gt; CPU:0: Relu_1:0" in explain(towers, tf.ones([4, 8]))._repr_html_()
 
 
 def test_a_tensor_that_two_operations_on_a_device_take_crosses_once():

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_ext.placement import advice, trace
+from tfdist_ext.placement.assignment import assigned_devices
 from tfdist_ext.placement.devices import all_devices, local_devices, short_device
 from tfdist_ext.placement.expectation import expected_placement
 from tfdist_ext.placement.machine import Device, Machine
@@ -59,11 +60,7 @@ def explain(
     placement = expected_placement(traced, [device.name for device in machine.devices])
     machine = _with_all_devices(machine, placement)
     schedule = simulate(traced.graph, placement, machine)
-    where = None
-    if assigned:
-        from tfdist_ext.placement import assignment
-
-        where = assignment.assigned_devices(function, args, kwargs)
+    where = assigned_devices(function, args, kwargs) if assigned else None
     known = {*all_devices(), *(device.name for device in machine.devices)}
     crossing = tuple(transfers(traced.graph, placement))
     return Report(

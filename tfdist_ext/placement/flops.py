@@ -13,14 +13,14 @@ from tfdist_ext import compat
 _NONE = frozenset({
     "Const", "Placeholder", "Identity", "IdentityN", "NoOp", "ReadVariableOp", "VarHandleOp", "AssignVariableOp",
     "Reshape", "Shape", "ShapeN", "Size", "Rank", "StridedSlice", "Slice", "ConcatV2", "Pack", "Unpack",
-    "ExpandDims", "Squeeze",
-    "Split", "SplitV", "Gather", "GatherV2", "GatherNd", "ResourceGather", "Transpose", "Tile", "Fill", "ZerosLike",
-    "OnesLike", "BroadcastTo", "StopGradient", "PreventGradient", "Range", "Cast", "Pad", "PadV2", "Where",
+    "ExpandDims", "Squeeze", "Split", "SplitV", "Gather", "GatherV2", "GatherNd", "ResourceGather", "Transpose",
+    "Tile", "Fill", "ZerosLike", "OnesLike", "BroadcastTo", "StopGradient", "PreventGradient", "Range", "Cast", "Pad", "PadV2", "Where",
     "VariableShape", "BroadcastGradientArgs", "ConcatOffset", "TensorListPushBack", "TensorListPopBack",
     "EmptyTensorList", "TensorListReserve", "TensorListSetItem", "TensorListGetItem", "Assert",
 })  # fmt: skip
+_REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "UnsortedSegmentSum", "L2Loss", "AddN")
 # Filters come second; for the gradient by the filter they are what comes out.
-_CONVOLUTIONS = {"Conv2D": 1, "DepthwiseConv2dNative": 1, "Conv3D": 1, "Conv1D": 1}
+_CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv3D")
 
 
 def flops_of(op, input_shapes: Sequence[tf.TensorShape], output_shapes: Sequence[tf.TensorShape]) -> float:
@@ -37,14 +37,17 @@ def flops_of(op, input_shapes: Sequence[tf.TensorShape], output_shapes: Sequence
     """
     if op.type in _NONE:
         return 0.0
-    if [tuple(shape.as_list()) if shape.rank is not None else None for shape in input_shapes] == [
-        tuple(tensor.shape.as_list()) if tensor.shape.rank is not None else None for tensor in op.inputs
-    ]:
-        counted = compat.registered_flops(op)
-        if counted is not None:
-            return float(counted)
     made = sum(shape.num_elements() for shape in output_shapes if shape.is_fully_defined())
+    # TensorFlow counts the gradients of a convolution with the zeros around the image.
     counted = _product(op, input_shapes, output_shapes, made)
+    if counted is None and all(
+        assumed.rank == tensor.shape.rank
+        and (assumed.rank is None or assumed.as_list() == tensor.shape.as_list())
+        for assumed, tensor in zip(input_shapes, op.inputs, strict=True)
+    ):
+        counted = compat.registered_flops(op)
+    if counted is None and op.type in _REDUCTIONS:
+        counted = sum(shape.num_elements() for shape in input_shapes if shape.is_fully_defined())
     return float(made if counted is None else counted)
 
 
@@ -65,8 +68,6 @@ def _product(op, input_shapes, output_shapes, made: int) -> float | None:
         return 0.0
     if op.type == "Einsum":
         return _einsum(op.get_attr("equation").decode(), input_shapes)
-    if op.type in ("Sum", "Mean", "Max", "Min", "Prod", "UnsortedSegmentSum", "L2Loss", "AddN"):
-        return float(sum(shape.num_elements() for shape in input_shapes if shape.is_fully_defined()))
     return None
 
 

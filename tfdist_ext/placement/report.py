@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import os
 import pathlib
@@ -152,6 +153,10 @@ class Report:
         ):
             lines += _section(title, sentences)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Shows a notebook what `print` shows."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_json(self) -> str:
         """Returns all of it as text."""
