@@ -644,6 +644,11 @@ def function_graph(graph, name: str):
     return getattr(graph._get_function(name), "graph", None)
 
 
+def is_compiled(op) -> bool:
+    """Returns True for a call of a function with `jit_compile=True`."""
+    return op.node_def.attr["_XlaMustCompile"].b if "_XlaMustCompile" in op.node_def.attr else False
+
+
 def registered_flops(op) -> float | None:
     """Returns TensorFlow's count of an operation's floating-point operations, or None where it has none."""
     try:

@@ -212,6 +212,33 @@ def test_a_python_function_and_a_method():
     assert float(apply_plan(power, plan(power, args))(*args)) == 9.0
 
 
+def test_compiled_functions_stay_in_one_piece():
+    with tf.device("CPU:2"):
+        weight = tf.Variable([2.0, 3.0])
+
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        with tf.device("CPU:1"):  # The compiler asks nobody.
+            return tf.sin(x) * tf.exp(x)
+
+    @tf.function(jit_compile=True)
+    def with_variable(x):
+        return x * weight
+
+    def step(x):
+        y = tf.cos(compiled(x))
+        with tf.device("CPU:2"):
+            return with_variable(y)
+
+    x = tf.constant([0.5, 1.0])
+    report = explain(step, x)
+    assert {row.device for row in report.operations if row.kind in ("Sin", "Exp")} == {"CPU:0"}
+    made = plan(step, [x], devices=["CPU:0", "CPU:1", "CPU:2"])
+    inside = {name: device for name, device in made.devices.items() if "PartitionedCall" in name}
+    assert set(inside.values()) == {"CPU:0", "CPU:2"}
+    np.testing.assert_array_equal(apply_plan(step, made)(x), tf.function(step)(x))
+
+
 def test_a_plan_has_the_last_word():
     @on("CPU:1")
     def pinned(x):

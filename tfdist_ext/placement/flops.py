@@ -14,7 +14,8 @@ _NONE = frozenset({
     "Const", "Placeholder", "Identity", "IdentityN", "NoOp", "ReadVariableOp", "VarHandleOp", "AssignVariableOp",
     "Reshape", "Shape", "ShapeN", "Size", "Rank", "StridedSlice", "Slice", "ConcatV2", "Pack", "Unpack",
     "ExpandDims", "Squeeze", "Split", "SplitV", "Gather", "GatherV2", "GatherNd", "ResourceGather", "Transpose",
-    "Tile", "Fill", "ZerosLike", "OnesLike", "BroadcastTo", "StopGradient", "PreventGradient", "Range", "Cast", "Pad", "PadV2", "Where",
+    "Tile", "Fill", "ZerosLike", "OnesLike", "BroadcastTo", "StopGradient", "PreventGradient", "Range", "Cast", "Pad",
+    "PadV2", "Where",
     "VariableShape", "BroadcastGradientArgs", "ConcatOffset", "TensorListPushBack", "TensorListPopBack",
     "EmptyTensorList", "TensorListReserve", "TensorListSetItem", "TensorListGetItem", "Assert",
 })  # fmt: skip

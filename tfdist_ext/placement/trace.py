@@ -21,6 +21,7 @@ from tfdist_ext.placement.groups import grouped
 from tfdist_ext.placement.loops import known_value, operations_in_order, turns_of
 from tfdist_ext.placement.operations import Edge, Operation, OperationGraph
 from tfdist_ext.placement.rows import densified_gradients, mark_rows, takes_rows
+from tfdist_ext.placement.sizes import assumed, bytes_of
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _LOOPS = ("While", "StatelessWhile")
@@ -134,6 +135,7 @@ class _Flattening:
         self._unknown: list[str] = []
         self._uncounted: list[str] = []
         self._effects: set[str] = set()
+        self._compiled: list[tuple[str, list[str]]] = []
 
     def run(self, graph, row_outputs: set[int]) -> Traced:
         handles = {id(variable.handle): variable for variable in graph.variables}
@@ -155,11 +157,21 @@ class _Flattening:
             for edge in self._edges
         ]
         edges = mark_rows(self._operations, self._edges)
+        self._pin_compiled()
         return Traced(
             OperationGraph(grouped(self._operations, self._ties), edges), dict(self._variables),
             tuple(self._unknown), tuple(self._uncounted), densified_gradients(self._operations, edges),
             dict(self._origins),
         )  # fmt: skip
+
+    def _pin_compiled(self) -> None:
+        """A compiled function is one operation, as requested or on the default device; XLA knows no devices inside."""
+        for device, names in self._compiled:
+            for name in names:
+                self._operations[name] = dataclasses.replace(
+                    self._operations[name], requested=device, pinned=device or default_device()
+                )
+            self._ties += [(names[0], name) for name in names[1:]]
 
     def _add_variable(self, variable) -> str:
         base = name = f"variable {variable.name.split(':')[0]}"
@@ -171,7 +183,7 @@ class _Flattening:
         device = short_device(variable.device)
         self._operations[name] = Operation(
             name=name, kind="VarHandleOp", output_bytes=(0,), pinned=device or None, requested=device,
-            resident_bytes=_bytes(variable.shape, variable.dtype) or 0,
+            resident_bytes=bytes_of(variable.shape, variable.dtype) or 0,
         )  # fmt: skip
         return name
 
@@ -201,7 +213,11 @@ class _Flattening:
         if op.type in _CALLS:
             body = compat.function_graph(graph, op.get_attr("f").name)
             if body is not None:
-                return self._flatten_inside(body, place.inside(name, op.device), taken)
+                first = len(self._names)
+                made = self._flatten_inside(body, place.inside(name, op.device), taken)
+                if compat.is_compiled(op):
+                    self._compiled.append((short_device(op.device or place.device), self._names[first:]))
+                return made
         if op.type in _LOOPS:
             return self._add_loop(op, name, place, taken, graph)
         if op.type in (*_BRANCHES, "Case", "StatelessCase"):
@@ -270,8 +286,8 @@ class _Flattening:
         return made
 
     def _add(self, op, name: str, place: _Place, taken: list[_Source], graph, pinned=None) -> list[_Source]:
-        inputs = [_assumed(source.tensor.shape, self._assume_batch) for source in taken]
-        outputs = [_assumed(tensor.shape, self._assume_batch) for tensor in op.outputs]
+        inputs = [assumed(source.tensor.shape, self._assume_batch) for source in taken]
+        outputs = [assumed(tensor.shape, self._assume_batch) for tensor in op.outputs]
         made = self._put(name, op.type, place, op, graph, flops_of(op, inputs, outputs), pinned)
         labels = [argument.name for argument in op.op_def.input_arg]
         for index, source in enumerate(taken):
@@ -303,14 +319,14 @@ class _Flattening:
 
     def _connect(self, source: _Source, consumer: str, sparse: bool = False) -> None:
         tensor = source.tensor
-        shape = _assumed(tensor.shape, self._assume_batch)
+        shape = assumed(tensor.shape, self._assume_batch)
         self._edges.append(
             Edge(
                 producer=source.producer,
                 output=source.output,
                 consumer=consumer,
                 sparse=sparse,
-                num_bytes=_bytes(shape, tensor.dtype) or 0,
+                num_bytes=bytes_of(shape, tensor.dtype) or 0,
                 dtype=tensor.dtype.name,
                 shape=None if shape.rank is None else tuple(shape.as_list()),
             )  # fmt: skip
@@ -322,22 +338,7 @@ class _Flattening:
             self._edges += [Edge(producer=producer, consumer=one, output=-1) for one in behind]
 
     def _size(self, name: str, output: int, tensor) -> int:
-        size = _bytes(_assumed(tensor.shape, self._assume_batch), tensor.dtype)
+        size = bytes_of(assumed(tensor.shape, self._assume_batch), tensor.dtype)
         if size is None:
             self._unknown.append(f"{name}:{output}")
         return size or 0
-
-
-def _assumed(shape: tf.TensorShape, batch: int | None) -> tf.TensorShape:
-    if batch is None or not shape.rank or shape[0] is not None:
-        return shape
-    return tf.TensorShape([batch, *shape[1:]])
-
-
-def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int | None:
-    """Returns a tensor's size; None where it is not known, 0 for a handle."""
-    if dtype in (tf.resource, tf.variant):
-        return 0
-    if dtype == tf.string or not shape.is_fully_defined():
-        return None
-    return int(shape.num_elements()) * dtype.size
