@@ -10,7 +10,7 @@ from tfdist_ext.placement.plans import first_excess
 from tfdist_ext.placement.schedule import Schedule, list_order, simulate
 
 # Simulations times operations: about one second of Python.
-_BUDGET = 150_000
+_BUDGET = 100_000
 
 
 def refine(
