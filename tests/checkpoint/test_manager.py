@@ -151,7 +151,7 @@ def test_an_evaluator_reads_while_training_writes_and_deletes(tmp_path):
     thread = threading.Thread(target=evaluate)
     thread.start()
     try:
-        for step in range(1, 80):
+        for step in range(1, 40):
             writer.save(step, wait=True)
     finally:
         stop.set()

@@ -17,7 +17,7 @@ from tfdist_ext.placement.schedule import simulate, transfers
 
 LIST_PLANNERS = ["greedy", "heft", "m-etf", "m-sct"]
 # `python -m benchmarks.placement` does the same with 200 graphs of up to 10 operations.
-NUM_GRAPHS = 100
+NUM_GRAPHS = 50
 
 
 def ratios_to_the_best(communication, methods, num_graphs=NUM_GRAPHS):
