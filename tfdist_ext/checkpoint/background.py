@@ -14,9 +14,9 @@ from absl import logging
 from tfdist_ext import errors
 
 _SAY_WAITING_AFTER_SECONDS = 5.0
-# To the scheduler a thread of this niceness is worth a tenth of one of training: it gets what training leaves, and a
-# little more, so that a save ends in any case.
-_NICENESS = 10
+# To the scheduler a thread of this niceness is worth a thirtieth of one of training: it gets what training leaves, and
+# a little more, so that a save ends in any case.
+_NICENESS = 15
 
 
 class BackgroundWriter:
