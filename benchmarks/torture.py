@@ -149,7 +149,15 @@ def torture(shape: str, folder: pathlib.Path, num_kills: int, epochs: int, seed:
     result = (
         json.loads(result_path.read_text()) if result_path.exists() else {"counts": None, "weights": None}
     )
-    return {"exit_code": code, "kills": kills, "seconds": time.monotonic() - started, **result}
+    wrong = folder / "wrong_epochs"
+    wrong_epochs = wrong.read_text().splitlines() if wrong.exists() else []
+    return {
+        "exit_code": code,
+        "wrong_epochs": wrong_epochs,
+        "kills": kills,
+        "seconds": time.monotonic() - started,
+        **result,
+    }
 
 
 def verdict(seen: dict, epochs: int, undisturbed: dict | None) -> list[str]:
@@ -159,6 +167,8 @@ def verdict(seen: dict, epochs: int, undisturbed: dict | None) -> list[str]:
         problems.append(f"the job ended with exit code {seen['exit_code']}")
     if seen["counts"] != [float(epochs)] * NUM_ROWS:
         problems.append(f"rows were not trained on {epochs} times each: {seen['counts']}")
+    if seen["wrong_epochs"]:
+        problems.append(f"rows were not trained on once in an epoch: {seen['wrong_epochs'][0]}")
     if undisturbed is not None and seen["weights"] != undisturbed["weights"]:
         problems.append("the weights are not those of the run without kills")
     return problems
@@ -180,7 +190,8 @@ def run(num_kills: int, seed: int, folder: pathlib.Path) -> list[dict]:
                 "case": shape, "seed": seed, "epochs": epochs, "num_kills": len(seen["kills"]),
                 "num_kills_inside_save": sum(kill.inside_save for kill in seen["kills"]),
                 "killed": [kill.task for kill in seen["kills"]], "seconds": seen["seconds"], "problems": problems,
-                "rows_exactly_once_an_epoch": seen["counts"] == [float(epochs)] * NUM_ROWS,
+                "rows_exactly_once_an_epoch": not seen["wrong_epochs"]
+                and seen["counts"] == [float(epochs)] * NUM_ROWS,
                 "weights_equal_bit_for_bit": None if undisturbed is None else seen["weights"] == undisturbed["weights"],
             }
         )  # fmt: skip

@@ -76,6 +76,12 @@ def _train(folder: pathlib.Path, epochs: int, task: str, has_servers: bool) -> N
         def load_state_dict(self, state):
             pass
 
+        def on_epoch_end(self, epoch, logs=None):
+            # Every row once in each epoch so far: not only at the end, where a loss and a repetition even out.
+            counts = model.get_layer("counts").get_weights()[0][:, 0]
+            if leads and not np.all(counts == epoch + 1):
+                (folder / "wrong_epochs").open("a").write(f"{epoch} {counts.tolist()}\n")
+
         def on_train_batch_end(self, batch, logs=None):
             time.sleep(STEP_SECONDS)
             if leads:

@@ -167,6 +167,55 @@ def dataset_functions(dataset) -> list:
     return [wrapped.function for wrapped in dataset._functions()]
 
 
+def dataset_nodes(dataset) -> Iterator[Any]:
+    """Yields a dataset and all that it reads from, each once."""
+    pending, seen = [dataset], set()
+    while pending:
+        node = pending.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            pending.extend(dataset_inputs(node))
+
+
+def is_unseeded_random(node_def) -> bool:
+    """Returns True for an operation that draws random numbers without a seed."""
+    return (
+        "seed" in node_def.attr
+        and "seed2" in node_def.attr
+        and node_def.attr["seed"].i == node_def.attr["seed2"].i == 0
+    )
+
+
+def unseeded_steps(dataset) -> list[str]:
+    """Returns the types of the steps of a pipeline that draw random numbers without a seed."""
+
+    def draws(node) -> bool:
+        seed = getattr(node, "_seed", None)
+        if seed is not None and int(seed) == 0 and int(getattr(node, "_seed2", 0)) == 0:
+            return True
+        graphs = [function.graph for function in dataset_functions(node)]
+        return any(is_unseeded_random(op.node_def) for graph in graphs for op in graph.get_operations())
+
+    return [dataset_type_name(node) for node in dataset_nodes(dataset) if draws(node)]
+
+
+_STATEFUL_RANDOM = frozenset(
+    {
+        "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomGamma",
+        "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "Multinomial", "ParameterizedTruncatedNormal",
+    }
+)  # fmt: skip
+
+
+def stateful_random_operations(graph) -> list[str]:
+    """Returns the names of random operations, also in called functions, whose state nobody can set or save."""
+    names = [op.name for op in graph.get_operations() if op.type in _STATEFUL_RANDOM]
+    for function in graph.as_graph_def(add_shapes=False).library.function:
+        names += [node.name for node in function.node_def if node.op in _STATEFUL_RANDOM]
+    return names
+
+
 def dataset_variant(dataset) -> tf.Tensor:
     """Returns the variant tensor of a dataset."""
     return dataset._variant_tensor

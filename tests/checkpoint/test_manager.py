@@ -35,6 +35,21 @@ def test_the_best_by_validation_and_the_newest_are_kept(tmp_path):
     assert by_step[10 * (best + 1)].metrics["val_loss"] == min(history["val_loss"])
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"save": 500}, "`save` must be like EverySteps"),
+        ({"save": EverySteps}, "`save` must be like EverySteps"),
+        ({"keep": 3}, "`keep` must be like LatestN"),
+    ],
+)
+def test_wrong_arguments(tmp_path, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        counter_manager(tmp_path, **arguments)
+    with pytest.raises(TypeError, match="`state` must be like TrainingState"):
+        TrainingCheckpointManager(tf.Variable(0), tmp_path)
+
+
 def test_steps_and_the_end_of_training(tmp_path):
     checkpoints = jobs.manager(tmp_path, save=EverySteps(7), keep=LatestN(99))
     jobs.fit(checkpoints, epochs=2)
@@ -132,6 +147,15 @@ def test_restore_of_one_step_and_of_one_that_is_not_there(tmp_path):
     assert checkpoints.restore_or_initialize(step=1).step == 1
     with pytest.raises(errors.CheckpointCorruptError, match=r"no checkpoint of step 5 .* those of \[1, 2\]"):
         checkpoints.restore_or_initialize(step=5)
+
+
+def test_what_was_left_half_done_goes_with_the_first_save_and_not_with_a_restore(tmp_path):
+    draft = counter_manager(tmp_path).directory.begin(1)
+    reader = counter_manager(tmp_path)
+    assert reader.restore_or_initialize() is None
+    assert os.path.isdir(draft.folder)
+    reader.save(1, wait=True)
+    assert not os.path.isdir(draft.folder) and reader.steps() == [1]
 
 
 def test_an_evaluator_reads_while_training_writes_and_deletes(tmp_path):

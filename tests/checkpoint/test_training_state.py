@@ -102,7 +102,7 @@ def test_all_that_is_not_captured_is_named_at_once(tmp_path):
     with pytest.raises(errors.CheckpointIncompleteError) as caught:
         jobs.fit(checkpoints, Remembers())
     message = str(caught.value)
-    assert "input: _ShuffleDataset draws another order in every process; give it a seed" in message
+    assert "input: _ShuffleDataset draws other numbers in every process; give it a seed" in message
     assert "random/operations/" in message and "use keras.random with a" in message
     assert "callbacks/Remembers: `models` cannot be written as plain data" in message
     assert checkpoints.steps() == []
@@ -113,6 +113,17 @@ def test_all_that_is_not_captured_is_named_at_once(tmp_path):
     (record,) = allowed.directory.records()[-1:]
     missing = {piece.name for piece in record.manifest.pieces if not piece.captured}
     assert {"input", "callbacks/Remembers"} < missing
+
+
+def test_a_map_that_draws_without_a_seed_is_named():
+    tf.random.set_seed(None)
+    noisy = jobs.data().map(lambda x, y: (x + tf.random.normal([3]), y))
+    (piece,) = [one for one in TrainingState(jobs.network(), noisy).pieces() if one.name == "input"]
+    assert not piece.captured
+    assert "Map" in piece.reason and "draws other numbers in every process" in piece.reason
+    seeded = jobs.data().map(lambda x, y: (x + tf.random.stateless_normal([3], [1, 2]), y))
+    (piece,) = [one for one in TrainingState(jobs.network(), seeded).pieces() if one.name == "input"]
+    assert piece.captured
 
 
 def test_names_shapes_and_types_that_differ_are_all_named(tmp_path):

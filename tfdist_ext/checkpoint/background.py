@@ -31,11 +31,6 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """True while a job runs."""
-        return self._thread is not None and self._thread.is_alive()
-
     def submit(self, job: Callable[[], None], *, gives_way: bool = False) -> float:
         """Starts a job.
 

@@ -338,14 +338,8 @@ def _captured_variables(dataset) -> dict[str, tf.Variable]:
     if not isinstance(dataset, tf.data.Dataset):
         return {}
     found: dict[int, tf.Variable] = {}
-    pending, seen = [dataset], set()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+    for node in compat.dataset_nodes(dataset):
         for function in compat.dataset_functions(node):
             for variable in function.graph.variables:
                 found[id(variable)] = variable
-        pending.extend(compat.dataset_inputs(node))
     return {f"{number}": variable for number, variable in zip(itertools.count(), found.values())}

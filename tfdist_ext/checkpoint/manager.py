@@ -73,6 +73,15 @@ class TrainingCheckpointManager:
         asynchronous: bool = True,
         stop_on_sigterm: bool = True,
     ):
+        for name, value, kind, example in (
+            ("state", state, TrainingState, "TrainingState(model, dataset)"),
+            ("save", save, (SavePolicy, type(None)), "EverySteps(500)"),
+            ("keep", keep, (KeepPolicy, type(None)), "LatestN(3)"),
+        ):
+            if isinstance(value, type) or not isinstance(value, kind):
+                raise TypeError(
+                    f"Argument `{name}` must be like {example}; received {value!r}. Try {example}."
+                )
         self.state = state
         self.directory = CheckpointDirectory(directory)
         self.save_policy = save if save is not None else EverySteps(500)
@@ -134,7 +143,6 @@ class TrainingCheckpointManager:
         several = len(self._participants.task_names) > 1
         if self._participants.index == 0:
             try:
-                self.directory.sweep(older_than_seconds=0.0)
                 if several:
                     os.makedirs(self.directory.path, exist_ok=True)
                     with open(probe, "xb"):
@@ -314,6 +322,7 @@ class TrainingCheckpointManager:
             directory_is_shared=all(self._sees_directory),
             participants=self._participants,
             keep=self.keep_policy,
+            is_first=self._num_attempts == 1,
             done=done,
         )
 

@@ -64,19 +64,7 @@ def generators() -> dict[str, Any]:
     return {name: generator for name, generator in found.items() if generator is not None}
 
 
-_STATEFUL = frozenset(
-    {
-        "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomGamma",
-        "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "Multinomial", "ParameterizedTruncatedNormal",
-    }
-)  # fmt: skip
-
-
 def stateful_operations(function) -> list[str]:
     """Returns the names of random operations of a traced tf.function that keep their state where nobody can read it."""
-    names: set[str] = set()
-    for graph in compat.concrete_graphs(function):
-        names.update(operation.name for operation in graph.get_operations() if operation.type in _STATEFUL)
-        for traced in graph.as_graph_def(add_shapes=False).library.function:
-            names.update(node.name for node in traced.node_def if node.op in _STATEFUL)
-    return sorted(names)
+    graphs = compat.concrete_graphs(function)
+    return sorted({name for graph in graphs for name in compat.stateful_random_operations(graph)})

@@ -82,6 +82,7 @@ class SaveJob:
         directory_is_shared: Whether all workers see it. If not, the chief writes everybody's part.
         participants: Who saves.
         keep: What to keep.
+        is_first: Whether this job has saved nothing before: what earlier ones left half done is then removed.
         done: Called with the seconds it took, after the commit.
     """
 
@@ -92,6 +93,7 @@ class SaveJob:
     directory_is_shared: bool
     participants: Participants
     keep: KeepPolicy
+    is_first: bool
     done: Callable[[float], None]
 
     def run(self) -> None:
@@ -151,6 +153,9 @@ class SaveJob:
     def _write(self) -> list[dict[str, Any]]:
         if not self._writes:
             return []
+        if self.is_first and self.participants.index == 0:
+            # Not when restoring: an evaluator restores beside a job that is writing.
+            self.directory.sweep(older_than_seconds=0.0, keep_attempts=[self.attempt])
         with self.directory.begin(self.manifest.step, self.attempt) as draft:
             index = self.participants.index
             names = _write_part(draft, index, self.part.python, self.part.bundles(index))

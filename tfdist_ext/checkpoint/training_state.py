@@ -309,32 +309,17 @@ class TrainingState:
             REPLAY: "replay: the passes that were opened and the batches that were read",
             "iterator": "the state of the tf.data iterator",
         }
-        unseeded = unseeded_shuffles(self.position.plain) if self.position.how == REPLAY else []
+        plain = self.position.plain
+        replays = self.position.how == REPLAY and isinstance(plain, tf.data.Dataset)
+        unseeded = compat.unseeded_steps(plain) if replays else []
         if unseeded:
             return Piece(
                 name="input",
                 captured=False,
-                reason=f"{unseeded[0]} draws another order in every process; give it a seed, or call "
+                reason=f"{unseeded[0]} draws other numbers in every process; give it a seed, or call "
                 "keras.utils.set_random_seed(...) before the dataset is made",
             )
         return Piece(name="input", captured=True, reason=how[self.position.how])
-
-
-def unseeded_shuffles(dataset) -> list[str]:
-    """Returns the names of the steps of a pipeline that draw random numbers without a seed."""
-    if not isinstance(dataset, tf.data.Dataset):
-        return []
-    found, pending, seen = [], [dataset], set()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        seed = getattr(node, "_seed", None)
-        if seed is not None and int(seed) == 0 and int(getattr(node, "_seed2", 0)) == 0:
-            found.append(compat.dataset_type_name(node))
-        pending.extend(compat.dataset_inputs(node))
-    return found
 
 
 def _symbol(spec):

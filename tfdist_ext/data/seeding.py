@@ -37,7 +37,7 @@ def agreed_order(dataset, extended):
     if extended.num_workers == 1:
         return (lambda _: dataset), True
     base = int(extended.process_group.broadcast(_fresh_seed(), name="input/seed")[0])
-    if not _has_unseeded_op(dataset):
+    if not compat.unseeded_steps(dataset):
         return (lambda _: dataset), True
     try:
         graph = tf.compat.v1.GraphDef.FromString(compat.serialized_graph(dataset).numpy())
@@ -52,7 +52,7 @@ def agreed_order(dataset, extended):
         variant = compat.dataset_from_graph(seeded.SerializeToString())
         return compat.VariantDataset(variant, dataset.element_spec)
 
-    in_functions = any(_is_unseeded_random(node) for f in graph.library.function for node in f.node_def)
+    in_functions = any(compat.is_unseeded_random(node) for f in graph.library.function for node in f.node_def)
     return open_pass, not in_functions
 
 
@@ -66,7 +66,7 @@ class PassOrder:
 
     def __init__(self, dataset, graph):
         self._graph = graph
-        self._base = int(_fresh_seed()[0]) if _has_unseeded_op(dataset) else None
+        self._base = int(_fresh_seed()[0]) if compat.unseeded_steps(dataset) else None
         self._reshuffles = any(node.op in _WITH_SEED_GENERATOR for node in graph.node)
         self._unchanged = None if self.differs_by_pass else graph.SerializeToString()
 
@@ -111,27 +111,6 @@ def _seed(base: int, *path) -> int:
     return int.from_bytes(digest, "little") % (2**31 - 2) + 1
 
 
-def _has_unseeded_op(dataset) -> bool:
-    pending, seen = [dataset], set()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        seed = getattr(node, "_seed", None)
-        if seed is not None and int(seed) == 0 and int(getattr(node, "_seed2", 0)) == 0:
-            return True
-        for function in compat.dataset_functions(node):
-            if any(_is_unseeded_random(op.node_def) for op in function.graph.get_operations()):
-                return True
-        pending.extend(compat.dataset_inputs(node))
-    return False
-
-
-def _is_unseeded_random(node) -> bool:
-    return "seed" in node.attr and "seed2" in node.attr and node.attr["seed"].i == node.attr["seed2"].i == 0
-
-
 def _with_seeds(graph, base: int, index: int):
     """Returns a copy of the dataset's GraphDef in which unseeded random ops have seeds of this pass."""
     seeded = tf.compat.v1.GraphDef()
@@ -144,7 +123,7 @@ def _with_seeds(graph, base: int, index: int):
             _seed_inputs(seeded, constants, node, _seed(base, 0 if fixed else index, number))
     for function in seeded.library.function:
         for number, node in enumerate(function.node_def):
-            if _is_unseeded_random(node):
+            if compat.is_unseeded_random(node):
                 node.attr["seed"].i = _seed(base, index, number)
                 node.attr["seed2"].i = _seed(base, index, number, "second")
     return seeded

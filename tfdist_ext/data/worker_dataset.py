@@ -198,18 +198,6 @@ class WorkerDataset(compat.DistributedDataset):
     def __iter__(self):
         return WorkerIterator(self, next(self._passes))
 
-    def skip_pass(self) -> None:
-        """Counts a pass that nobody reads."""
-        next(self._passes)
-
-    def open_on_chief(self, pass_number: int):
-        """Returns an iterator over the batches of a pass, in the process of the chief."""
-        while self._num_opened_here < pass_number:
-            iter(self.sources[0])  # A shuffle draws the order of the next pass each time it is opened.
-            self._num_opened_here += 1
-        self._num_opened_here += 1
-        return iter(self.sources[0])
-
     def report(self) -> str:
         """Says on which task each operation of the input pipeline runs.
 
@@ -329,17 +317,11 @@ def _shippable_graph(dataset):
 
 
 def _bound_to_the_chief(dataset) -> str | None:
-    pending, seen = [dataset], set()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+    for node in compat.dataset_nodes(dataset):
         for function in compat.dataset_functions(node):
             for operation in function.graph.get_operations():
                 if "PyFunc" in operation.type:
                     return f"`{compat.dataset_type_name(node)}` calls a Python function"
             if any(tensor.dtype == tf.resource for tensor in function.captured_inputs):
                 return f"`{compat.dataset_type_name(node)}` uses a table or a variable of this process"
-        pending.extend(compat.dataset_inputs(node))
     return None

@@ -9,12 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 from absl import logging
 
-_STATEFUL_RANDOM = frozenset(
-    {
-        "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomGamma",
-        "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "Multinomial", "ParameterizedTruncatedNormal",
-    }
-)  # fmt: skip
+from tfdist_ext import compat
 
 
 def generators_of(model) -> list:
@@ -27,15 +22,6 @@ def generators_of(model) -> list:
     return list(found.values())
 
 
-def stateful_random_ops(graph) -> list[str]:
-    """Returns the names of stateful random ops in a graph and in the functions it calls."""
-    names = [op.name for op in graph.get_operations() if op.type in _STATEFUL_RANDOM]
-    library = graph.as_graph_def(add_shapes=False).library
-    for function in library.function:
-        names += [node.name for node in function.node_def if node.op in _STATEFUL_RANDOM]
-    return names
-
-
 def report_stateful(graph, model_name: str) -> list[str]:
     """Warns, naming them, about random ops of a step that are not reproducible over replicas.
 
@@ -46,7 +32,7 @@ def report_stateful(graph, model_name: str) -> list[str]:
     Returns:
         The names found.
     """
-    names = stateful_random_ops(graph)
+    names = compat.stateful_random_operations(graph)
     if names:
         logging.warning(
             "Model `%s` uses stateful tf.random ops (%s). Their streams are not covered: they differ from one run and "
