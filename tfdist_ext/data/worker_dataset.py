@@ -198,6 +198,14 @@ class WorkerDataset(compat.DistributedDataset):
     def __iter__(self):
         return WorkerIterator(self, next(self._passes))
 
+    def open_on_chief(self, pass_number: int):
+        """Returns an iterator over the batches of a pass, in the process of the chief."""
+        while self._num_opened_here < pass_number:
+            iter(self.sources[0])  # A shuffle draws the order of the next pass each time it is opened.
+            self._num_opened_here += 1
+        self._num_opened_here += 1
+        return iter(self.sources[0])
+
     def report(self) -> str:
         """Says on which task each operation of the input pipeline runs.
 
