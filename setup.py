@@ -10,7 +10,18 @@ VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "tfdist_ext/__init__.py
     1
 ]
 PLACEMENT = ["scipy>=1.11"]
-TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8.0", "ruff>=0.8", *PLACEMENT]
+EXAMPLES = ["matplotlib>=3.8"]
+NOTEBOOKS = ["ipykernel>=6.29", "nbclient>=0.10", *EXAMPLES, *PLACEMENT]
+DOCS = ["myst-parser>=4.0", "sphinx>=8.0"]
+TEST = [
+    "hypothesis>=6.100",
+    "mypy>=1.11",
+    "pytest>=8.0",
+    "pytest-xdist>=3.6",
+    "ruff>=0.8",
+    *DOCS,
+    *NOTEBOOKS,
+]
 
 setuptools.setup(
     name="tfdist_ext",
@@ -33,7 +44,14 @@ setuptools.setup(
         "tensorflow>=2.20,<2.22",
         "tensorflow-datasets>=4.9.6",
     ],
-    extras_require={"placement": PLACEMENT, "test": TEST, "dev": [*TEST, "build>=1.0", "pre-commit>=3.0"]},
+    extras_require={
+        "placement": PLACEMENT,
+        "examples": EXAMPLES,
+        "notebooks": NOTEBOOKS,
+        "docs": DOCS,
+        "test": TEST,
+        "dev": [*TEST, "build>=1.0", "pre-commit>=3.0"],
+    },
     entry_points={"console_scripts": ["tfdist-ext = tfdist_ext.launch.command:main"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
