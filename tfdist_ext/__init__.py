@@ -27,6 +27,7 @@ from tfdist_ext.errors import (
     SignatureMismatchError,
     StartupTimeoutError,
     TfdistError,
+    TPUUnavailableError,
     WorkersLostError,
 )
 
@@ -55,7 +56,13 @@ if TYPE_CHECKING:
         InverseStaleness,
         Synchronous,
     )
-    from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
+    from tfdist_ext.strategies import (
+        MirroredStrategy,
+        MultiWorkerMirroredStrategy,
+        ParameterServerStrategy,
+        choice_from_environment,
+        strategy_from_environment,
+    )
     from tfdist_ext.training import ClusterCoordinator, DelayCompensation, UpdateLogs
 
 __version__ = "0.1.0"
@@ -84,6 +91,8 @@ _MODULE_OF = {
     "DelayCompensation": "tfdist_ext.training",
     "UpdateLogs": "tfdist_ext.training",
     "ParameterServerStrategy": "tfdist_ext.training",
+    "choice_from_environment": "tfdist_ext.training",
+    "strategy_from_environment": "tfdist_ext.training",
     "TopK": "tfdist_ext.collectives",
     "Asynchronous": "tfdist_ext.ps",
     "BoundedStaleness": "tfdist_ext.ps",
@@ -118,11 +127,13 @@ __all__ = [
     "SignatureMismatchError",
     "StartupTimeoutError",
     "Synchronous",
+    "TPUUnavailableError",
     "TfdistError",
     "TopK",
     "UpdateLogs",
     "WorkersLostError",
     "checkpoint",
+    "choice_from_environment",
     "cluster",
     "collectives",
     "data",
@@ -132,6 +143,7 @@ __all__ = [
     "placement",
     "ps",
     "strategies",
+    "strategy_from_environment",
     "testing",
     "training",
     "transport",

@@ -141,3 +141,15 @@ class CheckpointIncompleteError(CheckpointError):
 
 class CheckpointMismatchError(CheckpointError):
     """A checkpoint is intact but was made of something else: other names, shapes, or another format."""
+
+
+class TPUUnavailableError(TfdistError, RuntimeError):
+    """The TPU that the environment or the program names cannot be used; the message says how to mend it.
+
+    Attributes:
+        tpu: Its name or address.
+    """
+
+    def __init__(self, message: str, *, tpu: str = ""):
+        super().__init__(message)
+        self.tpu = tpu

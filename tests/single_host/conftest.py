@@ -1,13 +1,11 @@
-"""Four logical CPU devices, made before TensorFlow starts; every test begins from the same global state."""
+"""Four logical devices, and double precision for those that ask."""
 
 import keras
 import pytest
-import tensorflow as tf
 
-NUM_DEVICES = 4
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES
-)
+from tests.four_devices import NUM_DEVICES, clean_keras
+
+__all__ = ["NUM_DEVICES", "clean_keras", "float64"]
 
 
 @pytest.fixture
@@ -16,12 +14,3 @@ def float64():
     keras.config.set_floatx("float64")
     yield
     keras.config.set_floatx("float32")
-
-
-@pytest.fixture(autouse=True)
-def clean_keras():
-    """Gives each test fresh layer names and a fixed global seed."""
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(7)
-    yield
-    keras.mixed_precision.set_global_policy("float32" if keras.config.floatx() == "float32" else "float64")

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 TF_CONFIG = "TF_CONFIG"
 CLUSTER_SECRET = "TFDIST_EXT_CLUSTER_SECRET"
 RESTART_COUNT = "TFDIST_RESTART_COUNT"
+# Who sets them: Google Kubernetes Engine, the user (TensorFlow reads it too), the older Colab.
+TPU_NAMES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "COLAB_TPU_ADDR")
+GPU_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
 def tf_config(environ: Mapping[str, str] | None = None) -> str | None:
@@ -49,6 +52,36 @@ def restart_count(environ: Mapping[str, str] | None = None) -> int:
     """
     text = variable(RESTART_COUNT, environ) or ""
     return int(text) if text.isdecimal() else 0
+
+
+def tpu_name(environ: Mapping[str, str] | None = None) -> tuple[str | None, str]:
+    """Reads which TPU the environment names.
+
+    Args:
+        environ: Variables to read instead of the process's.
+
+    Returns:
+        Its name or address, and the variable that has it; (None, "") without one.
+    """
+    for source in TPU_NAMES:
+        text = (variable(source, environ) or "").strip()
+        if text:
+            # Colab gave host and port alone.
+            bare = source == "COLAB_TPU_ADDR" and "://" not in text
+            return (f"grpc://{text}" if bare else text), source
+    return None, ""
+
+
+def forbids_memory_growth(environ: Mapping[str, str] | None = None) -> bool:
+    """Says whether TF_FORCE_GPU_ALLOW_GROWTH asks TensorFlow to take the whole memory of a GPU at once.
+
+    Args:
+        environ: Variables to read instead of the process's.
+
+    Returns:
+        True for "false" and "0" alone.
+    """
+    return (variable(GPU_GROWTH, environ) or "").strip().lower() in ("false", "0")
 
 
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist_ext import compat
 from tfdist_ext.collectives import local
 from tfdist_ext.collectives.cross_device import RingAllReduce
+from tfdist_ext.strategies.gpu_memory import let_memory_grow
 from tfdist_ext.strategies.synchronous_extended import SynchronousExtended, SynchronousStrategy
 
 # TensorFlow names its collectives by group key; strategies that share keys break each other's shapes.
@@ -136,5 +137,6 @@ class MirroredStrategy(SynchronousStrategy, tf.distribute.MirroredStrategy):
     def __init__(self, devices=None, cross_device_ops=None):
         check_cross_device_ops(cross_device_ops)
         compat.check_versions()
+        let_memory_grow()
         self._collective_key_base = next_collective_key_base()
         tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices, cross_device_ops))

@@ -12,6 +12,7 @@ from tfdist_ext.collectives.cross_device import RingAllReduce
 from tfdist_ext.collectives.host_ops import HostCollectives
 from tfdist_ext.strategies import groups
 from tfdist_ext.strategies.compressed_sums import CompressedSums
+from tfdist_ext.strategies.gpu_memory import let_memory_grow
 from tfdist_ext.strategies.mirrored import copies, next_collective_key_base, sum_by
 from tfdist_ext.strategies.synchronous_extended import SynchronousExtended, SynchronousStrategy
 
@@ -268,6 +269,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         peer_timeout_seconds: float = 5.0,
     ):
         compat.check_versions()
+        let_memory_grow()
         communication_options = _checked_options(communication_options)
         cluster = cluster_lib.resolve(cluster_resolver)
         _check_compression(compression, all_reduce, communication_options)

@@ -3,7 +3,13 @@
 Importing this folder installs the bridge to Keras.
 """
 
-from tfdist_ext.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
+from tfdist_ext.strategies import (
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+    choice_from_environment,
+    strategy_from_environment,
+)
 from tfdist_ext.training.coordinator import ClusterCoordinator
 from tfdist_ext.training.delay_compensation import DelayCompensation
 from tfdist_ext.training.keras_bridge import install
@@ -22,5 +28,7 @@ __all__ = [
     "TestStep",
     "TrainStep",
     "UpdateLogs",
+    "choice_from_environment",
     "install",
+    "strategy_from_environment",
 ]

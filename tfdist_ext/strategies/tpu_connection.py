@@ -1,0 +1,117 @@
+"""How does this process get to its TPU, and what is wrong if it does not?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdist_ext.cluster import listening
+from tfdist_ext.errors import ClusterSpecError, TPUUnavailableError
+
+_FIRST_ANSWER_SECONDS = 10.0
+_BUILDS = "https://storage.googleapis.com/libtpu-tf-releases/index.html"
+
+
+def connect(
+    name: str,
+    *,
+    make_resolver: Callable = tf.distribute.cluster_resolver.TPUClusterResolver,
+    initialize: Callable = tf.tpu.experimental.initialize_tpu_system,
+) -> tf.distribute.cluster_resolver.TPUClusterResolver:
+    """Connects to a TPU and initializes it.
+
+    Runs on: the only process.
+
+    Args:
+        name: Its name, its address (`"grpc://host:port"`), or `"local"`.
+        make_resolver: Makes a resolver from `tpu=name`.
+        initialize: Takes the resolver and starts the TPU.
+
+    Returns:
+        The resolver, for `tf.distribute.TPUStrategy`.
+
+    Raises:
+        TPUUnavailableError: It cannot be used; one sentence says why, and one how to mend it.
+    """
+    address = name.removeprefix("grpc://").split(",")[0]
+    if name.startswith("grpc://") and not _listens(address):
+        raise TPUUnavailableError(
+            f"The TPU at {address} does not answer within {_FIRST_ANSWER_SECONDS:.0f} s. Start it, or correct its "
+            "address.",
+            tpu=name,
+        )
+    try:
+        resolver = make_resolver(tpu=name)
+        tf.config.experimental_connect_to_cluster(resolver)
+        initialize(resolver)
+    except (tf.errors.OpError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        text = f"{type(error).__name__}: {error}"
+        raise TPUUnavailableError(explain(name, text, installed_versions()), tpu=name) from error
+    return resolver
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Returns the versions of TensorFlow and of its TPU build, None for one that is not installed."""
+    return {package: _version(package) for package in ("tensorflow", "tensorflow-tpu")}
+
+
+def explain(name: str, failure: str, versions: dict[str, str | None]) -> str:
+    """Turns what TensorFlow said into a cause and a fix; pure.
+
+    Args:
+        name: The TPU's name or address.
+        failure: Type and message of the exception.
+        versions: Of `tensorflow` and `tensorflow-tpu`, None for what is not installed.
+
+    Returns:
+        The sentences for the user.
+    """
+    own, build = versions["tensorflow"], versions["tensorflow-tpu"]
+    if own and build and own != build:
+        return (
+            f"TensorFlow is {own} and its TPU build is {build}, so that the TPU {name!r} cannot be used. Install the "
+            f"same version of both: `pip install tensorflow=={build} tensorflow-tpu=={build} --find-links {_BUILDS}`."
+        )
+    if "ConfigureDistributedTPU" in failure:
+        return (
+            f"This build of TensorFlow ({own}) has no kernels for TPUs, so that the TPU {name!r} cannot be used. "
+            f"Install the TPU build of the same version: `pip install tensorflow-tpu=={own} --find-links {_BUILDS}`; "
+            "where none is published for it, use a runtime with GPUs or CPUs."
+        )
+    if "neither a type of a primitive operation" in failure:
+        return (
+            f"The TPU {name!r} runs another version of TensorFlow than this process ({own}). Start the TPU with the "
+            f"software version of TensorFlow {own}, or install the version that it has."
+        )
+    if "TPU Name" in failure:
+        return (
+            "No TPU is named here. In Colab choose Runtime > Change runtime type > TPU; elsewhere set TPU_NAME, or "
+            'pass `tpu="local"` on a machine that has TPU chips.'
+        )
+    if failure.startswith(("ImportError", "ModuleNotFoundError", "URLError")) or "googleapiclient" in failure:
+        return (
+            f"The address of the TPU {name!r} cannot be looked up from here ({_first_line(failure)}). Pass "
+            "`tpu='grpc://host:port'`, or, on the machine that has the chips, `tpu='local'`."
+        )
+    return f"The TPU {name!r} cannot be used ({_first_line(failure)}). Check that it is there and ready."
+
+
+def _listens(address: str) -> bool:
+    try:
+        return listening(address if ":" in address else f"{address}:8470", _FIRST_ANSWER_SECONDS)
+    except ClusterSpecError:
+        return False
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _first_line(text: str, longest: int = 200) -> str:
+    line = text.strip().splitlines()[0]
+    return line if len(line) <= longest else line[: longest - 3] + "..."
