@@ -218,7 +218,8 @@ class SynchronousExtended(_Extended):
         return distributed_dataset.from_global_dataset(dataset, self._container_strategy())
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        _refuse_per_replica_pipelines(options)
+        if _asks_for_per_replica_pipelines(options):
+            return distributed_dataset.from_function_of_replicas(dataset_fn, self._container_strategy())
         return distributed_dataset.from_function(dataset_fn, self._container_strategy())
 
 
@@ -230,12 +231,17 @@ def _is_float(variable_arguments) -> bool:
     return tf.as_dtype(dtype).is_floating
 
 
-def _refuse_per_replica_pipelines(options) -> None:
+def _asks_for_per_replica_pipelines(options) -> bool:
     mode = getattr(options, "experimental_replication_mode", None)
-    if mode == tf.distribute.InputReplicationMode.PER_REPLICA:
+    return mode == tf.distribute.InputReplicationMode.PER_REPLICA
+
+
+def _refuse_per_replica_pipelines(options) -> None:
+    if _asks_for_per_replica_pipelines(options):
         raise NotImplementedError(
-            "Argument `options.experimental_replication_mode=PER_REPLICA` is not supported. "
-            "Use one input pipeline a worker (PER_WORKER, the default)."
+            "Argument `options.experimental_replication_mode=PER_REPLICA` needs a function: call "
+            "`strategy.distribute_datasets_from_function(dataset_fn, options)`. A dataset is read by one pipeline a "
+            "worker (PER_WORKER, the default)."
         )
 
 
