@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist_ext
 from tests.cluster.processes import environment_of_a_task
-from tfdist_ext.strategies import gpu_memory
+from tfdist_ext.strategies import gpu_memory, multi_worker
 
 PROGRAM = pathlib.Path(__file__).with_name("environment_program.py")
 
@@ -87,3 +87,14 @@ def test_memory_growth_can_be_turned_off(gpus, monkeypatch):
     monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
     assert gpu_memory.let_memory_grow() == 0
     assert gpus == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked", "uses_tensorflow"),
+    [(["a GPU"], None, True), (["a GPU"], "ring", False), ([], None, False), ([], "tensorflow", True)],
+)
+def test_tensorflow_collectives_sum_where_gpus_are_visible(monkeypatch, visible, asked, uses_tensorflow):
+    # They use NCCL between GPUs; asking beats what is there.
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: visible)
+    options = tf.distribute.experimental.CommunicationOptions()
+    assert multi_worker._uses_tensorflow(asked, options) is uses_tensorflow

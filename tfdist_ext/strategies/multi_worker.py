@@ -315,7 +315,7 @@ def _uses_tensorflow(all_reduce, options) -> bool:
         )
     if all_reduce is not None:
         return all_reduce == "tensorflow"
-    return _asks_for_nccl(options) or bool(tf.config.list_physical_devices("GPU"))
+    return _asks_for_nccl(options) or bool(tf.config.get_visible_devices("GPU"))
 
 
 def _asks_for_nccl(options) -> bool:
