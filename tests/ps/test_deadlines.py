@@ -6,11 +6,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.ps.chaos import Chaos
 from tests.ps.ledgers import Table
 from tests.ps.simulation import Simulation, exponential
 from tfdist_ext.ps import Batch, BoundedStaleness, Leases
 from tfdist_ext.ps.deadlines import feasible, last_appliable
+from tfdist_ext.testing.ledger_chaos import LedgerChaos as Chaos
 
 DEADLINES = st.lists(st.integers(0, 8), max_size=6)
 

@@ -6,8 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.ps.chaos import Chaos
 from tfdist_ext.ps import Asynchronous, Batch, Leases, ShardMismatch, Synchronous
+from tfdist_ext.testing.ledger_chaos import LedgerChaos as Chaos
 
 
 def leases_of(num_workers, lengths, live=None):
@@ -137,7 +137,7 @@ def test_positions_are_not_restored_over_batches_in_flight_or_other_shards():
 )
 def test_reading_goes_on_after_restoring_with_other_workers(seed, lengths, before, after, policy, known):
     first = Chaos(policy, before, lengths, seed, known=known)
-    first.call(first.ledger.begin_epoch, first.leases)
+    first.ledger.begin_epoch(first.leases)
     for _ in range(40):
         first.random.choice(first.possible())()
     # The cut: what has been applied by now, and everything else unread.

@@ -6,9 +6,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.ps.chaos import Chaos
 from tests.ps.simulation import Simulation, exponential
 from tfdist_ext.ps import Asynchronous, Batch, BoundedStaleness, InverseStaleness, Synchronous
+from tfdist_ext.testing.ledger_chaos import LedgerChaos as Chaos
 
 RUNS = hypothesis.settings(max_examples=120, deadline=None)
 SEEDS = st.integers(0, 2**32)

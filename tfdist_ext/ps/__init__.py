@@ -4,6 +4,7 @@ Policies say it, `Ledger` decides by them and keeps the books, `Leases` knows wh
 plain Python: no TensorFlow, no threads, and time comes from a clock that is an argument.
 """
 
+from tfdist_ext.ps.clocks import FreeRule
 from tfdist_ext.ps.damping import ExponentialStaleness, HyperbolicStaleness, InverseStaleness
 from tfdist_ext.ps.exceptions import ShardMismatch, TooFewWorkers
 from tfdist_ext.ps.leases import Batch, Leases
@@ -13,6 +14,7 @@ from tfdist_ext.ps.records import AdmittedSet, Apply, Dispatch, DroppedSet, Verd
 from tfdist_ext.ps.resharding import resharded
 from tfdist_ext.ps.resuming import ResumableLedger
 from tfdist_ext.ps.rule import Choice, Drop, Policy, Rule
+from tfdist_ext.ps.state import SetRecord, State, Status
 from tfdist_ext.ps.statistics import Statistics, WorkerStatistics
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Drop",
     "DroppedSet",
     "ExponentialStaleness",
+    "FreeRule",
     "HyperbolicStaleness",
     "InverseStaleness",
     "Leases",
@@ -33,8 +36,11 @@ __all__ = [
     "Policy",
     "ResumableLedger",
     "Rule",
+    "SetRecord",
     "ShardMismatch",
+    "State",
     "Statistics",
+    "Status",
     "Synchronous",
     "TooFewWorkers",
     "Verdict",
