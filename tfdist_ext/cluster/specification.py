@@ -108,7 +108,7 @@ class ClusterSpecification:
 
     @property
     def jobs(self) -> dict[str, dict[int, str]]:
-        """The jobs that have members, in order: `{job: {index: address}}`."""
+        """For each job that has members, in order, its addresses by index."""
         found: dict[str, dict[int, str]] = {}
         for task, address in self.members:
             found.setdefault(task.type, {})[task.index] = address
@@ -159,7 +159,7 @@ class ClusterSpecification:
             task: A member of the cluster.
 
         Returns:
-            Its `"host:port"`.
+            Host and port, as one string.
 
         Raises:
             ClusterSpecError: It is no member.

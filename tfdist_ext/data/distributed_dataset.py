@@ -47,8 +47,6 @@ class DistributedDataset(compat.DistributedDataset):
 
     Attributes:
         sharding: `sharding_policy.Sharding`, how rows are divided over workers.
-        element_spec: Structure of specs of one distributed batch.
-        cardinality: Number of global batches, or tf.data's INFINITE (-1) and UNKNOWN (-2).
     """
 
     def __init__(self, strategy, open_local, sharding, batch_spec, cardinality, plain=None):

@@ -194,7 +194,7 @@ class ClusterCoordinator:
         return not self._pending
 
     def fetch(self, values):
-        """Returns a structure of `RemoteValue`s as NumPy values; waits for their steps."""
+        """Returns a structure of `RemoteValue` objects as NumPy values; waits for their steps."""
         return tf.nest.map_structure(lambda v: v.fetch() if isinstance(v, RemoteValue) else v, values)
 
     def _is_pending(self, value: RemoteValue) -> bool:
