@@ -22,3 +22,7 @@ def test_ruff_format():
 
 def test_mypy():
     run("mypy")
+
+
+def test_mypy_is_content_with_a_strict_user_of_the_public_names():
+    run("mypy", "--strict", "--follow-imports=silent", "tests/architecture/public_api_program.py")
