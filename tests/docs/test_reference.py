@@ -20,9 +20,7 @@ def test_the_documentation_builds_without_warnings(tmp_path):
     assert done.returncode == 0, done.stderr[-5000:]
     reference = "\n".join(path.read_text() for path in (tmp_path / "api").glob("*.txt"))
     missing = [
-        name
-        for name in tfdist_ext.__all__
-        if f".{name}(" not in reference and f".{name}\n" not in reference
+        name for name in tfdist_ext.__all__ if f".{name}(" not in reference and f".{name}\n" not in reference
     ]
     folders = {"checkpoint", "cluster", "collectives", "data", "errors", "events", "layers", "placement", "ps",
                "strategies", "testing", "training", "transport"}  # fmt: skip
