@@ -5,12 +5,14 @@ References:
 """
 
 import dataclasses
+import urllib.request
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
 _NAME = "movielens/100k-ratings"
+_SOURCE = "https://files.grouplens.org/datasets/movielens/"
 _COLUMNS = ("user_id", "movie_id", "user_rating")
 _LIKED = 4.0
 
@@ -63,12 +65,23 @@ def load_ratings() -> Ratings:
         RuntimeError: It is not there and cannot be fetched.
     """
     try:
-        batches = list(tfds.load(_NAME, split="train").batch(10_000).as_numpy_iterator())
-    except Exception as error:  # TensorFlow Datasets, requests and the file system have errors of their own.
+        builder = tfds.builder(_NAME)
+        if not builder.is_prepared():
+            # Says at once that there is no network; TensorFlow Datasets tries for minutes.
+            urllib.request.urlopen(_SOURCE, timeout=30).close()
+            builder.download_and_prepare()
+        batches = list(builder.as_dataset(split="train").batch(10_000).as_numpy_iterator())
+    except ModuleNotFoundError as error:
         raise RuntimeError(
-            f"MovieLens could not be read ({type(error).__name__}: {error}). On a machine with a network run "
-            f"`python -c \"import tensorflow_datasets as tfds; tfds.load('{_NAME}')\"`, copy its ~/tensorflow_datasets "
-            "here or name the copy in TFDS_DATA_DIR; or use --dataset synthetic, which needs no network."
+            f"TensorFlow Datasets needs a module that is missing: {error.name}. Run `pip install {error.name}`."
+        ) from error
+    except (
+        Exception
+    ) as error:  # TensorFlow Datasets, the network and the file system have errors of their own.
+        raise RuntimeError(
+            f"MovieLens is not here and could not be fetched ({type(error).__name__}: {error}). Run "
+            f"`python -c \"import tensorflow_datasets as tfds; tfds.load('{_NAME}')\"` on a machine with a network, copy "
+            "its ~/tensorflow_datasets here or name the copy in TFDS_DATA_DIR; or use --dataset synthetic."
         ) from error
     column = {name: np.concatenate([batch[name] for batch in batches]) for name in _COLUMNS}
     return Ratings(

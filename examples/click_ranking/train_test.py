@@ -1,8 +1,10 @@
 """The rows are those of the known model; one device and a cluster reach its log-loss within the stated margin."""
 
+import contextlib
 import pathlib
 import subprocess
 import sys
+import urllib.error
 
 import numpy as np
 import pytest
@@ -105,7 +107,9 @@ def ratings():
     )
 
 
-def test_movielens_in_the_form_of_tensorflow_datasets():
+def test_movielens_in_the_form_of_tensorflow_datasets(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: contextlib.closing(None))
     with tfds.testing.mock_data(as_dataset_fn=lambda *_, **__: ratings()):
         data = movielens.load_ratings()
     assert (data.num_users, data.num_items, data.clicked.mean()) == (20, 10, 0.5)
@@ -119,10 +123,23 @@ def test_movielens_in_the_form_of_tensorflow_datasets():
     assert result["best_log_loss"] is None
 
 
-def test_movielens_that_cannot_be_read_is_one_sentence(monkeypatch):
-    def no_network(*_, **__):
-        raise ConnectionError("Name or service not known")
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            urllib.error.URLError("Name or service not known"),
+            "Name or service.*TFDS_DATA_DIR.*--dataset synthetic",
+        ),
+        (ModuleNotFoundError("No module named 'such'", name="such"), "pip install such"),
+    ],
+)
+def test_movielens_that_cannot_be_fetched_is_one_sentence(error, words, monkeypatch, tmp_path):
+    def fail(*_, **__):
+        raise error
 
-    monkeypatch.setattr(tfds, "load", no_network)
-    with pytest.raises(RuntimeError, match="ConnectionError.*TFDS_DATA_DIR.*--dataset synthetic"):
+    monkeypatch.setattr("urllib.request.urlopen", fail)
+    monkeypatch.setattr(
+        tfds, "builder", lambda name: tfds.builder_cls(name)(config="100k-ratings", data_dir=tmp_path)
+    )
+    with pytest.raises(RuntimeError, match=words):
         movielens.load_ratings()
