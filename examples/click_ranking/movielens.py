@@ -80,8 +80,8 @@ def load_ratings() -> Ratings:
     ) as error:  # TensorFlow Datasets, the network and the file system have errors of their own.
         raise RuntimeError(
             f"MovieLens is not here and could not be fetched ({type(error).__name__}: {error}). Run "
-            f"`python -c \"import tensorflow_datasets as tfds; tfds.load('{_NAME}')\"` on a machine with a network, copy "
-            "its ~/tensorflow_datasets here or name the copy in TFDS_DATA_DIR; or use --dataset synthetic."
+            f"`python -c \"import tensorflow_datasets as tfds; tfds.load('{_NAME}')\"` on a machine with a network, "
+            "copy its ~/tensorflow_datasets here or name the copy in TFDS_DATA_DIR; or use --dataset synthetic."
         ) from error
     column = {name: np.concatenate([batch[name] for batch in batches]) for name in _COLUMNS}
     return Ratings(
