@@ -10,7 +10,8 @@ VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "tfdist_ext/__init__.py
     1
 ]
 PLACEMENT = ["scipy>=1.11"]
-EXAMPLES = ["matplotlib>=3.8"]
+# TensorFlow Datasets imports importlib_resources for MovieLens without asking for it.
+EXAMPLES = ["importlib_resources>=6.0", "matplotlib>=3.8"]
 NOTEBOOKS = ["ipykernel>=6.29", "nbclient>=0.10", *EXAMPLES, *PLACEMENT]
 DOCS = ["myst-parser>=4.0", "sphinx>=8.0"]
 TEST = [

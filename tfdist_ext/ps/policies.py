@@ -54,6 +54,10 @@ class Synchronous:
 class BoundedStaleness:
     """Sets are applied one at a time, and none is too stale.
 
+    Beside a worker that is much slower than s updates take, the version clock makes sets old: the others compute on
+    until s sets wait for the slow one, all from the same version, and these are then applied in a row. Choose a larger
+    s or `late="drop"`, or a quorum (`Synchronous(num_backup_workers=1)`).
+
     Attributes:
         max_staleness: s. Infinity (`math.inf`) for no bound.
         clock: "version": no applied set is older than s updates, by construction. "worker": no worker is more
