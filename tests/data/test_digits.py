@@ -109,8 +109,10 @@ def test_an_unknown_split_is_named():
 def test_several_processes_prepare_at_once_and_leave_the_home_alone(tmp_path, monkeypatch):
     for name in ("home", "temporary"):
         (tmp_path / name).mkdir()
-    # Keras writes its own settings into the home unless it is told of another place.
+    # Keras, and Matplotlib where it is there, write settings of their own into the home unless told of another place.
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     program = (
