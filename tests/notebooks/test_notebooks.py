@@ -81,7 +81,7 @@ def test_is_stored_without_what_running_it_adds(path):
 
 
 def test_there_are_notebooks():
-    assert {"crash_and_resume", "placement"} <= set(NOTEBOOKS)
+    assert set(NOTEBOOKS) == {"synchronous_and_asynchronous", "crash_and_resume", "placement", "colab_tpu"}
 
 
 def test_a_cell_that_fails_is_shown(tmp_path, jupyter_folders):
