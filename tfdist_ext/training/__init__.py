@@ -13,6 +13,7 @@ from tfdist_ext.strategies import (
 from tfdist_ext.training.coordinator import ClusterCoordinator
 from tfdist_ext.training.delay_compensation import DelayCompensation
 from tfdist_ext.training.keras_bridge import install
+from tfdist_ext.training.scaling import ScaledSettings, scaled_settings
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
 from tfdist_ext.training.update_logs import UpdateLogs
 
@@ -25,10 +26,12 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "PredictStep",
+    "ScaledSettings",
     "TestStep",
     "TrainStep",
     "UpdateLogs",
     "choice_from_environment",
     "install",
+    "scaled_settings",
     "strategy_from_environment",
 ]
