@@ -260,8 +260,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def statistics(self) -> dict:
         """Counts of the last training: dispatched, applied, dropped, held, ages, waits, bytes; in all and per worker.
 
-        Plain data, the same as `Statistics.as_dict()`; empty before the first step. After a `fit` that `steps_per_epoch`
-        ended, the sets that were in flight then are among the dropped.
+        Plain data, the same as `Statistics.as_dict()`; empty before the first step. After a `fit` that
+        `steps_per_epoch` ended, the sets that were in flight then are among the dropped.
         """
         return {} if self._driver is None else self._driver.statistics()
 
