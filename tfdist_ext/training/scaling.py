@@ -70,8 +70,8 @@ def scaled_settings(
         before, steps = -(-num_rows // batch_size), -(-num_rows // (batch_size * num_replicas))
         if steps < before:
             warnings.warn(
-                f"{num_replicas} replicas make {steps} updates an epoch where one made {before}. Schedules and callbacks "
-                "that count steps have to be shortened; train more epochs if the quality falls.",
+                f"{num_replicas} replicas make {steps} updates an epoch where one made {before}. Shorten schedules and "
+                "callbacks that count steps; train more epochs if the quality falls.",
                 stacklevel=2,
             )
     return ScaledSettings(
