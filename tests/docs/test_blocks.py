@@ -43,7 +43,8 @@ def run(arguments, folder, files):
 
 
 def test_pages_have_code_and_no_other_languages():
-    assert len(PROGRAMS) >= 10 and len(COMMANDS) >= 10
+    # A pattern that finds nothing would pass everything.
+    assert len(PROGRAMS) >= 12 and len(COMMANDS) >= 6
     for page in READ.values():
         assert set(page.languages) <= LANGUAGES, page.path
 

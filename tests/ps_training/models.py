@@ -125,20 +125,6 @@ def in_single_precision():
     keras.utils.set_random_seed(11)
 
 
-def _computing(ledger):
-    return [index for index, worker in ledger._state.workers.items() if worker.computing is not None]
-
-
-class WaitForAll(keras.callbacks.Callback):
-    """Lets nothing happen after a step before every set in flight has come: the order of events is then known."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        driver = self.model.distribute_strategy._driver
-        with driver._changed:
-            arrived = driver._changed.wait_for(lambda: not _computing(driver.ledger), timeout=60)
-        assert arrived
-
-
 class Weights(keras.callbacks.Callback):
     """Keeps the first weight after each step."""
 

@@ -1,5 +1,7 @@
 """Runs on the chief: training whose result is known."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -7,7 +9,8 @@ import tensorflow as tf
 import tfdist_ext
 from tests.ps_training import models
 from tests.single_host import oracle
-from tfdist_ext.ps import BoundedStaleness, Synchronous
+from tfdist_ext.ps import BoundedStaleness, Status, Synchronous
+from tfdist_ext.ps.deadlines import DeadlineRule
 
 
 def against_one_device(cluster, policy, randomness, batch_size, one_device_batch_size, rows=22):
@@ -53,6 +56,24 @@ def mirrored_with_randomness():
     )
 
 
+class PatientRule(DeadlineRule):
+    """Applies nothing while a worker computes.
+
+    A set's age counts from its dispatch; a worker that begins late would read variables that are newer than that.
+    """
+
+    def next_apply(self, state):
+        return [] if state.with_status(Status.IN_FLIGHT) else super().next_apply(state)
+
+
+@dataclasses.dataclass(frozen=True)
+class PatientStaleness(BoundedStaleness):
+    """A bound under which the order of events is known."""
+
+    def rule(self, num_workers, too_few_workers):
+        return PatientRule(self.max_staleness)
+
+
 def delayed_by_one(cluster, damping=None, compensation=None, steps=8):
     """Trains w with gradients that are one step old, in an order that is known; returns w after each step."""
     models.in_double_precision()
@@ -60,12 +81,12 @@ def delayed_by_one(cluster, damping=None, compensation=None, steps=8):
         {} if compensation is None else {"delay_compensation": tfdist_ext.DelayCompensation(compensation)}
     )
     half = {} if damping is None else {"damping": lambda staleness: 1.0 if staleness == 0 else damping}
-    placed = models.strategy(cluster, BoundedStaleness(1, **half), **strength)
+    placed = models.strategy(cluster, PatientStaleness(1, **half), **strength)
     with placed.scope():
         model = models.weight_only(learning_rate=0.5)
     ones = np.ones((steps, 1))
     weights = models.Weights()
-    model.fit(models.batched((ones, ones), 1), verbose=0, callbacks=[weights, models.WaitForAll()])
+    model.fit(models.batched((ones, ones), 1), verbose=0, callbacks=[weights])
     return {"weights": weights.seen, "ages": _plain(placed.statistics["total"])["ages"]}
 
 
