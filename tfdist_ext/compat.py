@@ -544,6 +544,13 @@ def _read_one(value) -> tf.Tensor:
     return tf.convert_to_tensor(value)
 
 
+def holds_parts(trackable) -> bool:
+    """Whether an object that `object_graph` listed is a variable whose replicas hold parts of its value."""
+    # By classes and `vars`: asking a distributed variable for an attribute that it lacks reads it, over all workers.
+    owner = trackable.obj if hasattr(type(trackable), "obj") else trackable
+    return bool(vars(vars(owner).get("_value", owner)).get("holds_parts", False))
+
+
 def stored_variables(trackable) -> dict[str, tf.Variable]:
     """Returns the plain variables that hold the value of an object that `object_graph` listed, by slice specification.
 

@@ -201,3 +201,52 @@ def test_stock_workers_save_and_resume_within_an_epoch(tmp_path):
         with tfdist_ext.testing.WorkerPool() as pool:
             results = pool.run(stock_loop, num_workers=2, directory=str(tmp_path), steps=steps)
         assert results == [expected, expected]
+
+
+def sum_in_a_loop(directory, steps, distributed=True):
+    """Adds to a metric and to a variable in a custom loop with saves; returns what is restored, and the end."""
+    strategy = (
+        tfdist_ext.MultiWorkerMirroredStrategy() if distributed else tfdist_ext.MirroredStrategy(["CPU:0"])
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.mean_row = keras.metrics.Mean(name="mean_row")
+        rows_seen = tf.Variable(
+            0.0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    def one_step(rows):
+        model.mean_row.update_state(rows)
+        rows_seen.assign_add(tf.cast(tf.size(rows), tf.float32))
+
+    step = tf.function(lambda rows: strategy.run(one_step, args=(rows,)))
+    dataset = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.range(1, 25, output_type=tf.float32).batch(6)
+    )
+    state = TrainingState(model, dataset, rows_seen=rows_seen)
+    checkpoints = TrainingCheckpointManager(state, directory, save=EverySteps(1))
+    checkpoints.restore_or_initialize()
+    restored = float(model.mean_row.result()), float(rows_seen.read_value())
+    for rows in state.dataset:
+        if state.step == steps:
+            break
+        step(rows)
+        checkpoints.save_if_due(state.step + 1)
+    checkpoints.wait()
+    return restored, (float(model.mean_row.result()), float(rows_seen.read_value()))
+
+
+def test_what_replicas_hold_parts_of_is_saved_and_restored_whole(worker_pool, tmp_path):
+    # Rows 1, 2, ... in batches of six: after two batches twelve rows with the mean 6.5, after four 24 with 12.5.
+    first = worker_pool.run(sum_in_a_loop, num_workers=2, devices=2, directory=str(tmp_path), steps=2)
+    assert first == [((0.0, 0.0), (6.5, 12.0))] * 2
+    # Another number of workers and replicas goes on: three workers, then one device.
+    second = worker_pool.run(sum_in_a_loop, num_workers=3, directory=str(tmp_path), steps=3)
+    assert second == [((6.5, 12.0), (9.5, 18.0))] * 3
+    (third,) = worker_pool.run(
+        sum_in_a_loop, num_workers=1, directory=str(tmp_path), steps=4, distributed=False
+    )
+    assert third == ((9.5, 18.0), (12.5, 24.0))

@@ -301,7 +301,11 @@ class TrainingCheckpointManager:
     def _job(self, metrics, attempt: str, done) -> save_job.SaveJob:
         state, index = self.state, self._participants.index
         variables = state.variables()
-        shared = variables.snapshot() if index == 0 or self._participants.reads_together else None
+        shared = None
+        if index == 0 or self._participants.reads_together:
+            shared = variables.snapshot()
+        else:
+            variables.take_part_in_snapshot()
         python = {**state.python_state(), "paths": variables.paths(), "worker": index}
         own = dict(getattr(state.strategy.extended, "compression_residuals", None) or {})
         iterator = None if state.position is None else state.position.iterator_to_save()

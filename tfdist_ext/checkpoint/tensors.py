@@ -138,6 +138,12 @@ class VariableList:
         """Returns dtype and shape by key, None where nobody knows before reading."""
         return {key: _spec_of(trackable, value) for key, (trackable, value) in self._values.items()}
 
+    def take_part_in_snapshot(self) -> None:
+        """Does another worker's part of the chief's `snapshot`: what holds parts is summed over all workers."""
+        for trackable, value in self._values.values():
+            if compat.holds_parts(trackable):
+                compat.read_for_saving(trackable, value)
+
     def snapshot(self) -> Snapshot:
         """Reads all values.
 
