@@ -31,11 +31,13 @@ def main():
         policy = tfdist_ext.BoundedStaleness(arguments.staleness)
         result = train_parameter_servers.train(directory, arguments.epochs, policy)
         total = result["statistics"]
-        print(
-            f"{total['rows_applied']} rows in {total['applied']} updates, {total['dropped']} dropped, ",
-            end="",
-        )
-        print(f"age of gradients: median {total['age_p50']}, at most {total['age_max']} updates")
+        if total is not None:
+            print(
+                f"{total['rows_applied']} rows in {total['applied']} updates, {total['dropped']} dropped, age of "
+                f"gradients: median {total['age_p50']}, at most {total['age_max']} updates"
+            )
+    if not result["step_losses"]:
+        print(f"nothing was left to train: delete {directory}, or pass --directory, for a new run")
     accuracy, error = result["test_accuracy"], result["test_pixel_error"]
     print(f"test accuracy {accuracy:.4f}, error of a pixel {error:.3f}", flush=True)
 

@@ -91,4 +91,6 @@ def train(directory, epochs, update_policy):
         print(f"epoch {epoch + 1}: loss {mean_loss.take():.6f}", flush=True)
     state.epoch = epochs
     checkpoints.save(wait=True)
-    return {"step_losses": step_losses, **evaluate(model), "statistics": strategy.statistics["total"]}
+    # Nothing is counted where nothing was left to train.
+    statistics = strategy.statistics.get("total")
+    return {"step_losses": step_losses, **evaluate(model), "statistics": statistics}
