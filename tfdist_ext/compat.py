@@ -548,7 +548,8 @@ def holds_parts(trackable) -> bool:
     """Whether an object that `object_graph` listed is a variable whose replicas hold parts of its value."""
     # By classes and `vars`: asking a distributed variable for an attribute that it lacks reads it, over all workers.
     owner = trackable.obj if hasattr(type(trackable), "obj") else trackable
-    return bool(vars(vars(owner).get("_value", owner)).get("holds_parts", False))
+    variable = vars(owner).get("_value") if isinstance(owner, keras.Variable) else owner
+    return isinstance(variable, SyncOnReadVariable) and bool(vars(variable).get("holds_parts", False))
 
 
 def stored_variables(trackable) -> dict[str, tf.Variable]:

@@ -48,6 +48,24 @@ def test_objects_of_the_user_and_the_streams_of_python_and_numpy(tmp_path):
     assert (random.random(), np.random.rand()) == expected[:2]
 
 
+class Tally(tf.train.experimental.PythonState):
+    """State of Python with an attribute that a Keras variable has too."""
+
+    def __init__(self):
+        self._value = 3
+
+    def serialize(self):
+        return str(self._value)
+
+    def deserialize(self, string_value):
+        self._value = int(string_value)
+
+
+def test_state_of_python_holds_no_parts():
+    # Another worker than the chief reads only what holds parts.
+    TrainingState(tally=Tally()).variables().take_part_in_snapshot()
+
+
 def test_an_object_that_only_one_side_has(tmp_path):
     first = jobs.manager(tmp_path, state_arguments={"counter": Counter()})
     first.save(1, wait=True)
