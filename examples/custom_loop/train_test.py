@@ -9,8 +9,6 @@ import sys
 
 import numpy as np
 
-from tfdist_ext.testing import WorkerPool
-
 ROOT = pathlib.Path(__file__).parents[2]
 EPOCHS, STEPS_PER_EPOCH = 2, 45  # 1,437 images in batches of 32.
 ACCURACY = 0.8  # What README.md promises after two epochs; guessing gets 0.1.
@@ -29,16 +27,15 @@ def in_double_precision(directory, epochs):
         keras.config.set_floatx("float32")
 
 
-def test_synchronous_steps_are_those_of_one_device(tmp_path):
+def test_synchronous_steps_are_those_of_one_device(worker_pool, tmp_path):
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    with WorkerPool() as pool:
-        run = functools.partial(pool.run, in_double_precision, timeout_seconds=200)
-        (alone,) = run(num_workers=1, directory=one, epochs=EPOCHS)
-        both, same = run(num_workers=2, directory=two, epochs=1)
-        # As if the workers had been killed soon after step 40 of 45: what was saved later is not there.
-        for path in (tmp_path / "two").glob("checkpoint-0000000045-*"):
-            shutil.rmtree(path)
-        again, _ = run(num_workers=2, directory=two, epochs=1)
+    run = functools.partial(worker_pool.run, in_double_precision, timeout_seconds=200)
+    (alone,) = run(num_workers=1, directory=one, epochs=EPOCHS)
+    both, same = run(num_workers=2, directory=two, epochs=1)
+    # As if the workers had been killed soon after step 40 of 45: what was saved later is not there.
+    for path in (tmp_path / "two").glob("checkpoint-0000000045-*"):
+        shutil.rmtree(path)
+    again, _ = run(num_workers=2, directory=two, epochs=1)
     assert alone["test_accuracy"] > ACCURACY and len(alone["step_losses"]) == EPOCHS * STEPS_PER_EPOCH
     assert both == same and len(both["step_losses"]) == STEPS_PER_EPOCH
     # Sums of 32 rows in another order: 32 roundings of 2**-53, 4e-15. In float32 the same roundings, 2e-6, grew to 3e-4
