@@ -59,7 +59,7 @@ class CollectiveError(TfdistError, RuntimeError):
     Attributes:
         task: The task that the error is about, for instance `"worker:1"`.
         collective: Name of the operation that was waiting, for instance `"gradients/3"`.
-        step: Training step at which it happened, or None outside training.
+        step: Training step at which it happened, counted since this start of the program; None outside training.
         waited_seconds: Seconds this task had waited.
     """
 

@@ -23,7 +23,7 @@ class Operation:
         stream: Name of the stream it belongs to.
         details: What must be equal on all tasks besides kind and name, for instance "float32[3] sum".
         machine: The state machine that does it.
-        step: Training step, or None.
+        step: Training step, counted since this start, or None.
         timeout_seconds: Seconds until it fails.
         task_names: Names of all tasks, by rank.
         rank: This task.
@@ -118,7 +118,8 @@ class Operation:
 
     @property
     def _where(self) -> str:
-        at_step = "" if self.step is None else f" at step {self.step}"
+        # A restored run counts on from its checkpoint, which the group knows nothing of.
+        at_step = "" if self.step is None else f" at step {self.step} since this start"
         return f"{self.kind} {self.name!r}{at_step}"
 
     def _facts(self, task: str, waited_seconds: float | None = None) -> dict[str, Any]:

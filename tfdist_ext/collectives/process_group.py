@@ -42,7 +42,7 @@ class ProcessGroup:
         size: Number of tasks.
         task_names: Names of all tasks, by rank.
         hellos: What each task said about itself at the start, by rank.
-        step: Training step for error messages; set by whoever counts steps, or None.
+        step: Training step for error messages, counted since this start; set by whoever counts steps, or None.
 
     Example:
         >>> group = ProcessGroup.connect(["127.0.0.1:2222"], 0, task_names=["worker:0"])
