@@ -1,5 +1,6 @@
 """Who writes, who reads, and what if not all come: public cases of checkpoints with several processes."""
 
+import functools
 import os
 import time
 
@@ -204,13 +205,18 @@ def test_stock_workers_save_and_resume_within_an_epoch(tmp_path):
 
 
 def sum_in_a_loop(directory, steps, distributed=True):
-    """Adds to a metric and to a variable in a custom loop with saves; returns what is restored, and the end."""
+    """Adds to metrics and to a variable in a custom loop with saves.
+
+    Returns:
+        What they are after the restore, after `steps`, and after one more step that another restore undoes.
+    """
     strategy = (
         tfdist_ext.MultiWorkerMirroredStrategy() if distributed else tfdist_ext.MirroredStrategy(["CPU:0"])
     )
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.mean_row = keras.metrics.Mean(name="mean_row")
+        of_no_model = keras.metrics.Mean(name="of_no_model")
         rows_seen = tf.Variable(
             0.0,
             trainable=False,
@@ -220,33 +226,40 @@ def sum_in_a_loop(directory, steps, distributed=True):
 
     def one_step(rows):
         model.mean_row.update_state(rows)
+        of_no_model.update_state(-rows)
         rows_seen.assign_add(tf.cast(tf.size(rows), tf.float32))
+
+    def values():
+        return float(model.mean_row.result()), float(of_no_model.result()), float(rows_seen.read_value())
 
     step = tf.function(lambda rows: strategy.run(one_step, args=(rows,)))
     dataset = strategy.experimental_distribute_dataset(
-        tf.data.Dataset.range(1, 25, output_type=tf.float32).batch(6)
+        tf.data.Dataset.range(1, 37, output_type=tf.float32).batch(6)
     )
-    state = TrainingState(model, dataset, rows_seen=rows_seen)
+    state = TrainingState(model, dataset, rows_seen=rows_seen, of_no_model=of_no_model)
     checkpoints = TrainingCheckpointManager(state, directory, save=EverySteps(1))
     checkpoints.restore_or_initialize()
-    restored = float(model.mean_row.result()), float(rows_seen.read_value())
+    found = [values()]
     for rows in state.dataset:
         if state.step == steps:
+            found.append(values())
+            step(rows)
             break
         step(rows)
         checkpoints.save_if_due(state.step + 1)
-    checkpoints.wait()
-    return restored, (float(model.mean_row.result()), float(rows_seen.read_value()))
+    # Here the replicas hold parts already, unlike after a start.
+    checkpoints.restore_or_initialize()
+    return [*found, values()]
 
 
 def test_what_replicas_hold_parts_of_is_saved_and_restored_whole(worker_pool, tmp_path):
-    # Rows 1, 2, ... in batches of six: after two batches twelve rows with the mean 6.5, after four 24 with 12.5.
-    first = worker_pool.run(sum_in_a_loop, num_workers=2, devices=2, directory=str(tmp_path), steps=2)
-    assert first == [((0.0, 0.0), (6.5, 12.0))] * 2
-    # Another number of workers and replicas goes on: three workers, then one device.
-    second = worker_pool.run(sum_in_a_loop, num_workers=3, directory=str(tmp_path), steps=3)
-    assert second == [((6.5, 12.0), (9.5, 18.0))] * 3
-    (third,) = worker_pool.run(
-        sum_in_a_loop, num_workers=1, directory=str(tmp_path), steps=4, distributed=False
-    )
-    assert third == ((9.5, 18.0), (12.5, 24.0))
+    # Rows 1, 2, ... in batches of six: n rows with the mean (n + 1) / 2, its negative, and their number.
+    zero, two, three, four, five = [
+        ((n + 1) / 2, -(n + 1) / 2, float(n)) if n else (0.0, 0.0, 0.0) for n in (0, 12, 18, 24, 30)
+    ]
+    run = functools.partial(worker_pool.run, sum_in_a_loop, directory=str(tmp_path))
+    assert run(num_workers=2, devices=2, steps=2) == [[zero, two, two]] * 2
+    # Another number of workers and replicas goes on: three workers, one device, and several again.
+    assert run(num_workers=3, steps=3) == [[two, three, three]] * 3
+    assert run(num_workers=1, steps=4, distributed=False) == [[three, four, four]]
+    assert run(num_workers=2, devices=2, steps=5) == [[four, five, five]] * 2

@@ -48,6 +48,38 @@ def test_objects_of_the_user_and_the_streams_of_python_and_numpy(tmp_path):
     assert (random.random(), np.random.rand()) == expected[:2]
 
 
+def test_a_metric_of_no_model(tmp_path):
+    def make():
+        mean = keras.metrics.Mean()
+        return jobs.manager(tmp_path, state_arguments={"mean_loss": mean}), mean
+
+    first, mean = make()
+    mean.update_state([1.0, 2.0, 6.0])
+    assert "mean_loss" in [piece.name for piece in first.state.pieces() if piece.captured]
+    first.save(3, wait=True)
+    second, mean = make()
+    assert second.restore_or_initialize().step == 3
+    # (1 + 2 + 6) / 3; a fourth value makes it (9 + 7) / 4.
+    assert float(mean.result()) == 3.0
+    mean.update_state(7.0)
+    assert float(mean.result()) == 4.0
+    with pytest.raises(errors.CheckpointMismatchError, match="only in the checkpoint: mean_loss/0"):
+        jobs.manager(tmp_path).restore_or_initialize()
+
+
+def test_a_metric_that_has_variables_from_its_first_update_on(tmp_path):
+    score = keras.metrics.F1Score()
+    checkpoints = jobs.manager(tmp_path, state_arguments={"score": score})
+    checkpoints.save(1, wait=True)
+    score.update_state([[1.0, 0.0]], [[1.0, 0.0]])
+    checkpoints.save(2, wait=True)
+    names = [
+        {tensor.name.split("/")[0] for tensor in record.manifest.tensors}
+        for record in checkpoints.directory.records()
+    ]
+    assert ["score" in found for found in names] == [False, True]
+
+
 class Tally(tf.train.experimental.PythonState):
     """State of Python with an attribute that a Keras variable has too."""
 

@@ -36,8 +36,9 @@ class TrainingState:
         strategy: The strategy; default: the model's, else the one in scope.
         allow_missing: Names or patterns (`"callbacks/*"`) of pieces that need not be captured, and of variables that
             need not be in the checkpoint or in the program.
-        **objects: More state by name: trackable objects (variables, modules, `tf.random.Generator`), or objects with
-            `state_dict()` and `load_state_dict(state)` of plain data and arrays, which each worker saves for itself.
+        **objects: More state by name: trackable objects (variables, modules, `tf.random.Generator`), Keras metrics and
+            what else has `variables`, or objects with `state_dict()` and `load_state_dict(state)` of plain data and
+            arrays, which each worker saves for itself.
 
     Attributes:
         dataset: Iterate over it in a custom loop, or pass it to `fit`; the first pass after a restore begins with the
@@ -78,6 +79,7 @@ class TrainingState:
         self.step = self.epoch = self.batch = self.fit = 0
         self.callbacks: CallbackStates | None = None
         self._trackables: dict[str, Any] = {}
+        self._variable_owners: dict[str, Any] = {}
         self._stateful: dict[str, Any] = {}
         for name, value in objects.items():
             self._add(name, value)
@@ -93,10 +95,13 @@ class TrainingState:
             self._stateful[name] = value
         elif isinstance(value, compat.Trackable):
             self._trackables[name] = value
+        elif _owns_variables(value):
+            # Keras metrics are not trackable.
+            self._variable_owners[name] = value
         else:
             raise TypeError(
                 f"Argument `{name}` must be a trackable object (tf.Variable, tf.Module, Keras layer, "
-                "tf.random.Generator) or have `state_dict` and `load_state_dict`; received "
+                "tf.random.Generator), a Keras metric, or have `state_dict` and `load_state_dict`; received "
                 f"{type(value).__name__}."
             )
 
@@ -171,10 +176,13 @@ class TrainingState:
             found += [*self.model.variables, *self.model.metrics_variables]
         for optimizer in self._optimizers():
             found += optimizer.variables
+        for owner in self._variable_owners.values():
+            found += owner.variables
         return list({id(variable): variable for variable in found}.values())
 
     def _listed(self) -> VariableList:
         children: dict[str, Any] = dict(self._trackables)
+        children |= {name: list(owner.variables) for name, owner in self._variable_owners.items()}
         if self.model is not None:
             children["model"] = self.model
             children["metrics"] = list(self.model.metrics_variables)
@@ -259,7 +267,8 @@ class TrainingState:
             Piece(name="random/numpy", captured=True, reason="numpy.random.get_state()"),
         ]
         pieces += [
-            Piece(name=name, captured=True, reason="its variables") for name in sorted(self._trackables)
+            Piece(name=name, captured=True, reason="its variables")
+            for name in sorted([*self._trackables, *self._variable_owners])
         ]
         pieces += [
             Piece(name=name, captured=True, reason="its state_dict()") for name in sorted(self._stateful)
@@ -320,6 +329,13 @@ class TrainingState:
                 "keras.utils.set_random_seed(...) before the dataset is made",
             )
         return Piece(name="input", captured=True, reason=how[self.position.how])
+
+
+def _owns_variables(value: Any) -> bool:
+    variables = getattr(value, "variables", None)
+    return isinstance(variables, list | tuple) and all(
+        isinstance(variable, keras.Variable | tf.Variable) for variable in variables
+    )
 
 
 def _symbol(spec):
