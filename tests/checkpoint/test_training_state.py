@@ -1,5 +1,9 @@
 """Is everything found, and is what could not be captured named?"""
 
+import dataclasses
+import logging
+import os
+import pathlib
 import random
 
 import keras
@@ -194,6 +198,58 @@ def test_names_shapes_and_types_that_differ_are_all_named(tmp_path):
     assert "only in the checkpoint: " in message and "(sequential/dense_1/kernel)" in message
     for expected, found in zip(before, other.weights, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@dataclasses.dataclass
+class Settings:
+    count: int = 0
+
+
+class Holds(keras.callbacks.Callback):
+    """A callback that holds something."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: open(os.devnull),
+        Settings,
+        lambda: np.random.default_rng(1),
+        object,
+        lambda: tf.Variable(0.0),
+        keras.metrics.Mean,
+    ],
+    ids=["file", "dataclass", "generator", "object", "variable", "metric"],
+)
+def test_what_a_callback_holds_and_nobody_can_write_is_named(tmp_path, make):
+    # A count in an object would begin anew after a resume, and nobody would know.
+    held = make()
+    checkpoints = jobs.manager(tmp_path)
+    with pytest.raises(errors.CheckpointIncompleteError, match="callbacks/Holds: `held` cannot be written"):
+        jobs.fit(checkpoints, Holds(held))
+    if hasattr(held, "close"):
+        held.close()
+
+
+@pytest.mark.parametrize(
+    "held",
+    [len, np.less, pathlib.Path("x"), keras.losses.MeanSquaredError(), logging.getLogger("x"), {"a": 1}],
+)
+def test_what_a_callback_only_refers_to_is_no_state(tmp_path, held):
+    checkpoints = jobs.manager(tmp_path)
+    jobs.fit(checkpoints, Holds(held))
+    assert checkpoints.steps()
+
+
+def test_a_variable_of_the_model_in_a_callback_is_saved_with_the_model(tmp_path):
+    checkpoints = jobs.manager(tmp_path)
+    kernel = checkpoints.state.model.trainable_variables[0]
+    jobs.fit(checkpoints, Holds(kernel))
+    assert checkpoints.steps()
 
 
 def test_callbacks_get_their_state_back_and_settings_stay_the_programs(tmp_path):

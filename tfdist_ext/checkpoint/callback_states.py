@@ -6,11 +6,18 @@ A callback with `state_dict` and `load_state_dict` says so itself. Of the others
 
 from __future__ import annotations
 
+import enum
+import functools
+import logging
+import pathlib
+import re
 import types
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from tfdist_ext.checkpoint import plain_data
 from tfdist_ext.checkpoint.manifest import Piece
@@ -24,6 +31,27 @@ _SHOWS_ONLY = (
     "TensorBoard",
     "LambdaCallback",
     "CSVLogger",
+)
+# What a callback refers to and does not own, and what does not change: nothing of it is lost.
+_REFERENCES = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    type,
+    functools.partial,
+    np.ufunc,
+    enum.Enum,
+    pathlib.PurePath,
+    re.Pattern,
+    logging.Logger,
+    keras.callbacks.Callback,
+    keras.callbacks.CallbackList,
+    keras.layers.Layer,
+    keras.losses.Loss,
+    keras.optimizers.Optimizer,
+    tf.data.Dataset,
+    tf.distribute.Strategy,
 )
 # Changed by the first `on_train_begin` of these, before the states are compared.
 _ALWAYS = {
@@ -125,11 +153,32 @@ def _encoded(callback: Any) -> tuple[dict[str, bytes], list[str]]:
     """Returns the attributes of a callback as text, and the names of those that hold state and cannot be."""
     texts, unwritable = {}, []
     for name, value in vars(callback).items():
-        if name in _NOT_STATE or isinstance(value, (types.FunctionType, types.MethodType, type, keras.Model)):
+        if name in _NOT_STATE or _is_reference(value) or _is_of_model(value, callback.model):
             continue
         try:
+            if isinstance(value, (tf.Variable, keras.Variable)):
+                raise TypeError("Its value could be written, but an array would come back.")
             texts[name] = plain_data.dumps(value, name)
         except TypeError:
-            if isinstance(value, (list, dict, set, tuple)):
+            # What else Keras' own callbacks hold is known, and none of it is state.
+            if isinstance(value, (list, dict, set, tuple)) or not _is_of_keras(callback):
                 unwritable.append(f"`{name}`")
     return texts, unwritable
+
+
+def _is_reference(value: Any) -> bool:
+    # The manager and the state are named by their module: they import this one.
+    own = type(value).__module__.startswith("tfdist_ext.")
+    return own or isinstance(value, _REFERENCES)
+
+
+def _is_of_model(value: Any, model: Any) -> bool:
+    """Whether a variable or a metric is one of the model's, and saved with it."""
+    variables = value.variables if isinstance(value, keras.metrics.Metric) else [value]
+    owned = [*model.variables, *model.metrics_variables, *getattr(model.optimizer, "variables", ())]
+    ids = {id(one) for variable in owned for one in (variable, variable.value)}
+    return all(id(variable) in ids for variable in variables)
+
+
+def _is_of_keras(callback: Any) -> bool:
+    return type(callback).__module__.split(".")[0] == "keras"
