@@ -30,7 +30,7 @@ def main():
     print(f"mean click rate {result['baseline_log_loss']:.4f}")
     print(f"AUC             {result['auc']:.4f}")
     for name, value in (result["statistics"] or {}).items():
-        print(f"{name:15} {value}")
+        print(f"{name:15} {round(value, 1) if isinstance(value, float) else value}")
 
 
 if __name__ == "__main__":

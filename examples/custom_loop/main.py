@@ -20,11 +20,12 @@ def main():
     add("--staleness", type=int, default=4, help="updates that a gradient may be old on parameter servers")
     add(
         "--directory",
-        default=DIRECTORY,
-        help="for checkpoints; training goes on with what is there (%(default)s)",
+        type=pathlib.Path,
+        help=f"for checkpoints; training goes on with what is there (one for each kind of cluster in {DIRECTORY})",
     )
     arguments = parser.parse_args()
-    directory = pathlib.Path(arguments.directory, arguments.strategy)
+    num_tasks = len(tfdist_ext.cluster.resolve().members)
+    directory = arguments.directory or DIRECTORY / f"{arguments.strategy}-of-{num_tasks}-tasks"
     if arguments.strategy == "synchronous":
         result = train_synchronous.train(directory, arguments.epochs)
     else:

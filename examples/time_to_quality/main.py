@@ -13,7 +13,7 @@ from examples.time_to_quality import own_process, report, train
 def main():
     """Parses the flags, trains under each policy, and reports."""
     policies = [name for name, arguments in train.POLICIES.items() if arguments is not None]
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("python -m examples.time_to_quality.main", description=__doc__)
     parser.add_argument("--workers", type=int, default=4, help="workers; the last one is slow")
     parser.add_argument("--slow-worker", default="10x", metavar="FACTORx", help="how many times slower it is")
     parser.add_argument(
@@ -21,11 +21,23 @@ def main():
     )
     parser.add_argument("--sets", type=int, default=936, help="batches of 64 rows that each policy applies")
     parser.add_argument("--measure-every", type=float, default=0.5, help="seconds between two looks")
-    parser.add_argument("--policies", nargs="+", choices=policies, default=policies, metavar="POLICY")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=policies,
+        default=policies,
+        metavar="POLICY",
+        help=f"some of: {', '.join(map(repr, policies))}; all if not given",
+    )
     parser.add_argument(
         "--target", type=float, help=f"log-loss; one device's at the end + {MARGIN} if not given"
     )
-    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("results.json"))
+    parser.add_argument(
+        "--json",
+        type=pathlib.Path,
+        default=pathlib.Path("results.json"),
+        help="where to write the results (%(default)s)",
+    )
     parser.add_argument("--plot", type=pathlib.Path, help="where to write a PNG")
     flags = parser.parse_args()
     job = train.Job(

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 
+import absl.logging
 import keras
 import numpy as np
 import pytest
@@ -316,3 +317,16 @@ def test_fit_on_other_data_is_an_error(tmp_path):
         checkpoints.state.model.fit(jobs.data(), verbose=0, callbacks=[checkpoints.keras_callback()])
     with pytest.raises(ValueError, match="of another model"):
         jobs.network().fit(checkpoints.state.dataset, verbose=0, callbacks=[checkpoints.keras_callback()])
+
+
+def test_a_run_that_is_complete_says_that_nothing_is_left(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(absl.logging, "warning", lambda text, *values: said.append(text % values))
+    jobs.fit(jobs.manager(tmp_path), epochs=2)
+    assert not said
+    again = jobs.manager(tmp_path)
+    jobs.fit(again, epochs=2)
+    (sentence,) = said
+    assert (
+        f"The checkpoint of step {again.state.step} is the end of these 2 epochs: nothing is left" in sentence
+    )

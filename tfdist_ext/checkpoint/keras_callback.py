@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from absl import logging
 
 from tfdist_ext import compat
 from tfdist_ext.checkpoint import random_streams
@@ -77,6 +78,13 @@ class CheckpointCallback(keras.callbacks.Callback):
             # Done before the crash. Keras runs no epoch whose number is not below `epochs`.
             compat.set_first_epoch(self.model, self.params["epochs"])
             return
+        if python["epoch"] >= self.params["epochs"]:
+            logging.warning(
+                "The checkpoint of step %d is the end of these %d epochs: nothing is left to train. Raise `epochs`, or "
+                "choose another directory for a new run.",
+                python["step"],
+                self.params["epochs"],
+            )
         compat.set_first_epoch(self.model, python["epoch"])
         self._reading.first_step = python["batch"]
         self._reading.batches_of_pass = python["batches_of_pass"]

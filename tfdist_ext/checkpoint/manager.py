@@ -14,6 +14,7 @@ from tfdist_ext import errors, events
 from tfdist_ext.checkpoint import plain_data, preemption, save_job
 from tfdist_ext.checkpoint.background import BackgroundWriter
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
+from tfdist_ext.checkpoint.file_system import explain
 from tfdist_ext.checkpoint.keep_policies import KeepPolicy, LatestN
 from tfdist_ext.checkpoint.pace import Pace
 from tfdist_ext.checkpoint.restoring import Restored, Restoring
@@ -147,8 +148,8 @@ class TrainingCheckpointManager:
                     os.makedirs(self.directory.path, exist_ok=True)
                     with open(probe, "xb"):
                         pass
-            except (OSError, errors.CheckpointError) as error:
-                problem = str(error)
+            except OSError as error:
+                problem = str(explain(error, self.directory.path))
         token, problem = self._participants.gather([token, problem], "checkpoint directory", stream="join")[0]
         if problem is not None:
             raise errors.CheckpointError(

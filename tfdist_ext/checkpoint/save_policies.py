@@ -179,7 +179,7 @@ class OverheadBudget(_Joinable):
 
     @property
     def needs_clock(self) -> bool:
-        """True: what is measured differs from task to task."""
+        """True, because what is measured differs from task to task."""
         return True
 
     def interval_steps(self, progress: SaveProgress) -> int:

@@ -116,7 +116,7 @@ class ClusterSpecification:
 
     @property
     def training_tasks(self) -> tuple[Task, ...]:
-        """The tasks that this one trains with, in the order of their ranks: the chief, then the workers.
+        """The tasks that this one trains with, in the order of their ranks, first the chief, then the workers.
 
         Evaluators and ps are never among them. An evaluator trains with nobody and gets only itself; so does
         the task of a job of one.
@@ -139,7 +139,7 @@ class ClusterSpecification:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this task has rank 0: the chief, else worker:0, or an evaluator in its own small world."""
+        """Whether this task has rank 0, as the chief has, else worker:0, or an evaluator in its own small world."""
         return self.task in self.training_tasks and self.rank == 0
 
     @property
@@ -181,7 +181,9 @@ class ClusterSpecification:
         if not self.has_parameter_servers:
             raise ClusterSpecError(
                 f"{wanted_by} needs a `ps` job, and the cluster has {_describe(self.jobs)}. Add "
-                '"ps": ["host:port"] to the cluster, or use MultiWorkerMirroredStrategy, which needs none.'
+                '"ps": ["host:port"] to the cluster, or start the script on a local one: `tfdist-ext run --chief '
+                "--workers 2 --ps 1 -- python train.py`, or in this process: `tfdist_ext.cluster.in_process(2, 1)`. "
+                "MultiWorkerMirroredStrategy needs no ps."
             )
 
 

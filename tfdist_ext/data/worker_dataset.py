@@ -180,7 +180,7 @@ class WorkerDataset(compat.DistributedDataset):
 
     @property
     def batch_spec(self):
-        """Structure of specs of one batch: what one worker computes on."""
+        """Structure of specs of one batch, which is what one worker computes on."""
         return self._element_spec
 
     @property

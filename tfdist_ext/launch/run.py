@@ -48,7 +48,14 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = _parser()
     own, command = _split(list(argv))
-    arguments = parser.parse_args(own)
+    arguments, unknown = parser.parse_known_args(own)
+    if unknown:
+        hint = (
+            ""
+            if "--" in argv
+            else " Write the command after `--`: tfdist-ext run --workers 2 -- python train.py"
+        )
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
     try:
         shape = JobShape(
             num_workers=arguments.workers,

@@ -165,7 +165,7 @@ class PlacementTable:
 
     @property
     def imbalance(self) -> float:
-        """Bytes of the fullest task / mean over the tasks: 1 at best; also 1 when there is nothing."""
+        """Bytes of the fullest task / mean over the tasks, 1 at best; also 1 when there is nothing."""
         total = sum(self.totals)
         return max(self.totals) * self.num_tasks / total if total else 1.0
 

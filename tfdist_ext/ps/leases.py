@@ -80,7 +80,7 @@ class Leases:
 
     @property
     def has_unread(self) -> bool:
-        """True while a batch is unread, or may be: the end of a shard is not known yet."""
+        """True while a batch is unread, or may be because the end of a shard is not known yet."""
         return bool(self._pending) or not all(shard.finished for shard in self._shards)
 
     @property

@@ -42,7 +42,7 @@ class Synchronous:
 
     @property
     def damping(self) -> Damping | None:
-        """None: a round is one update of the full learning rate."""
+        """None, because a round is one update of the full learning rate."""
         return None
 
     def rule(self, num_workers: int, too_few_workers: str) -> Rule:

@@ -23,7 +23,7 @@ from tfdist_ext.cluster.serving import serve_until_chief_ends
 from tfdist_ext.cluster.stopping import asked_to_stop, stop_all_at_exit
 from tfdist_ext.data.worker_dataset import WorkerDataset
 from tfdist_ext.placement import PlacementTable
-from tfdist_ext.ps import Asynchronous, BoundedStaleness, Synchronous
+from tfdist_ext.ps import Asynchronous, Synchronous
 from tfdist_ext.strategies.parameter_server_variables import VariablePlacer, device_of_task
 from tfdist_ext.strategies.training_books import TrainingBooks
 
@@ -87,8 +87,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     Runs on: every task of the cluster, with the same script. On an evaluator it is the strategy of one device. On a
     ps or a worker the constructor serves until the chief's process ends and then ends the process: exit code 0 when
-    the chief ended well. On the chief it connects, and Keras' `fit`, `evaluate` and `predict` of a model made in its
-    scope run on the workers.
+    the chief ended well, 81 when an exception ended it, 82 when it vanished, 83 when it never came. On the chief it
+    connects, and Keras' `fit`, `evaluate` and `predict` of a model made in its scope run on the workers.
 
     One batch of the dataset is one set of gradients. `update_policy` decides which sets are applied, when, and how old
     they may be; every set that is not applied is counted (`statistics`), and announced as an event. The callbacks of
@@ -160,6 +160,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 "ParameterServerStrategy needs at least one worker, and the cluster has none. Add a `worker` job to "
                 f"TF_CONFIG; the jobs are {', '.join(sorted(specification.jobs))}."
             )
+        # Refuses here what does not fit the number of workers, and not when training begins.
+        self.update_policy.rule(len(specification.jobs["worker"]), too_few_workers)
         self.specification = specification
         self.runs_alone = False
         self.training_books = TrainingBooks()
@@ -198,9 +200,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         )
 
     def _check_policy(self):
-        if not isinstance(self.update_policy, (Synchronous, BoundedStaleness, Asynchronous)) and not hasattr(
-            self.update_policy, "rule"
-        ):
+        if isinstance(self.update_policy, type) or not hasattr(self.update_policy, "rule"):
             raise ValueError(
                 "Argument `update_policy` must be a policy such as tfdist_ext.BoundedStaleness(4); received "
                 f"{self.update_policy!r}."
@@ -258,7 +258,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     @property
     def statistics(self) -> dict:
-        """Counts of the last training: dispatched, applied, dropped, held, ages, waits, bytes; in all and per worker.
+        """Counts of the last training, in all and per worker (dispatched, applied, dropped, held, ages, waits, bytes).
 
         Plain data, the same as `Statistics.as_dict()`; empty before the first step. After a `fit` that
         `steps_per_epoch` ended, the sets that were in flight then are among the dropped.
@@ -284,7 +284,7 @@ def _require_one_cluster(specification) -> None:
     if _connected is None and compat.is_context_initialized():
         logging.warning(
             "TensorFlow operations ran before the ParameterServerStrategy was made. Connecting to the cluster makes "
-            "tensors and variables from before unusable; make the strategy first."
+            "tensors and variables from before unusable (not datasets); make the strategy first."
         )
 
 

@@ -48,7 +48,7 @@ def connect(
         initialize(resolver)
     except (tf.errors.OpError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         text = f"{type(error).__name__}: {error}"
-        raise TPUUnavailableError(explain(name, text, installed_versions()), tpu=name) from error
+        raise TPUUnavailableError(explain(name, text, installed_versions()), tpu=name) from None
     return resolver
 
 
@@ -92,8 +92,9 @@ def explain(name: str, failure: str, versions: dict[str, str | None]) -> str:
         )
     if failure.startswith(("ImportError", "ModuleNotFoundError", "URLError")) or "googleapiclient" in failure:
         return (
-            f"The address of the TPU {name!r} cannot be looked up from here ({_first_line(failure)}). Pass "
-            "`tpu='grpc://host:port'`, or, on the machine that has the chips, `tpu='local'`."
+            f"The address of the TPU {name!r} cannot be looked up from here ({_first_line(failure)}). Set TPU_NAME, or "
+            "pass `tpu=`, to 'grpc://host:port', or to 'local' on the machine that has the chips; unset TPU_NAME to "
+            "train without a TPU."
         )
     return f"The TPU {name!r} cannot be used ({_first_line(failure)}). Check that it is there and ready."
 

@@ -17,7 +17,7 @@ from tfdist_ext import compat, errors
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies import groups
 from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
-from tfdist_ext.training import agreement, losses, optimizers, saving, unread_logs, worker_functions
+from tfdist_ext.training import agreement, batching, losses, optimizers, saving, unread_logs, worker_functions
 from tfdist_ext.training import embedding_rows as rows_of_embeddings
 from tfdist_ext.training import parameter_server_bridge as parameter_servers
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
@@ -144,6 +144,7 @@ def _maybe_symbolic_build(original):
             # Keras would draw a batch here; a dataset that reshuffles would then start one epoch late.
             specs = iterator._distributed_dataset
             specs = getattr(specs, "batch_spec", None) or specs.element_spec
+            batching.check_batched(self, specs)
             data_batch = keras.tree.map_structure(_one_row, specs)
         with strategy.scope():
             try:

@@ -18,7 +18,7 @@ from absl import logging
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
 from tfdist_ext.ps import BoundedStaleness, Synchronous
 from tfdist_ext.strategies.parameter_server import ParameterServerStrategy
-from tfdist_ext.training import pulled, row_update
+from tfdist_ext.training import batching, pulled, row_update
 from tfdist_ext.training.reading import leases_of
 from tfdist_ext.training.worker_functions import PredictedBatch, threads_of
 
@@ -134,6 +134,7 @@ def build(model, strategy, iterator, data_batch) -> None:
     """Builds model and optimizer from the types of a batch, drawing none; variables are placed between the two."""
     if iterator is not None:
         specs = iterator._distributed_dataset.element_spec
+        batching.check_batched(model, specs)
         data_batch = keras.tree.map_structure(_symbolic_rows, specs)
     optimizer = model.optimizer
     with contextlib.ExitStack() as stack:

@@ -33,9 +33,8 @@ def require_secret_beyond_loopback(addresses: Sequence[Address], secret: str | N
         raise errors.AuthenticationError(
             f"The links to {exposed[0]} leave this machine, so anybody on the network could join or read the "
             f"job. "
-            "Give every task the same cluster secret (argument `secret`), or, on a network that you trust, "
-            "pass "
-            "`insecure=True`."
+            "Give every task the same long random text as TFDIST_EXT_CLUSTER_SECRET (`openssl rand -hex 32` makes "
+            "one) or argument `cluster_secret`; or, on a network that you trust, pass `insecure=True`."
         )
 
 
