@@ -223,8 +223,10 @@ class Holds(keras.callbacks.Callback):
         object,
         lambda: tf.Variable(0.0),
         keras.metrics.Mean,
+        # An averaged copy, say.
+        lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
     ],
-    ids=["file", "dataclass", "generator", "object", "variable", "metric"],
+    ids=["file", "dataclass", "generator", "object", "variable", "metric", "model"],
 )
 def test_what_a_callback_holds_and_nobody_can_write_is_named(tmp_path, make):
     # A count in an object would begin anew after a resume, and nobody would know.
@@ -248,8 +250,10 @@ def test_what_a_callback_only_refers_to_is_no_state(tmp_path, held):
 
 def test_a_variable_of_the_model_in_a_callback_is_saved_with_the_model(tmp_path):
     checkpoints = jobs.manager(tmp_path)
-    kernel = checkpoints.state.model.trainable_variables[0]
-    jobs.fit(checkpoints, Holds(kernel))
+    model = checkpoints.state.model
+    jobs.fit(
+        checkpoints, Holds(model.trainable_variables[0]), Holds(model.layers[-1]), Holds(model.optimizer)
+    )
     assert checkpoints.steps()
 
 

@@ -38,7 +38,7 @@ def test_address_in_use_is_named_with_a_fix():
 
 
 def test_links_beyond_loopback_are_refused_without_a_secret():
-    with pytest.raises(errors.AuthenticationError, match="192.0.2.1:80.*`secret`.*`insecure=True`"):
+    with pytest.raises(errors.AuthenticationError, match="192.0.2.1:80.*`cluster_secret`.*`insecure=True`"):
         connect(["192.0.2.1:80", "192.0.2.2:80"], 0)
 
 

@@ -32,6 +32,9 @@ _SHOWS_ONLY = (
     "LambdaCallback",
     "CSVLogger",
 )
+# What has variables, which the model may own or not.
+_OWNERS = (keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)
+_VARIABLES = (keras.Variable, tf.Variable)
 # What a callback refers to and does not own, and what does not change: nothing of it is lost.
 _REFERENCES = (
     types.FunctionType,
@@ -47,9 +50,7 @@ _REFERENCES = (
     logging.Logger,
     keras.callbacks.Callback,
     keras.callbacks.CallbackList,
-    keras.layers.Layer,
     keras.losses.Loss,
-    keras.optimizers.Optimizer,
     tf.data.Dataset,
     tf.distribute.Strategy,
 )
@@ -156,7 +157,7 @@ def _encoded(callback: Any) -> tuple[dict[str, bytes], list[str]]:
         if name in _NOT_STATE or _is_reference(value) or _is_of_model(value, callback.model):
             continue
         try:
-            if isinstance(value, (tf.Variable, keras.Variable)):
+            if isinstance(value, _VARIABLES):
                 raise TypeError("Its value could be written, but an array would come back.")
             texts[name] = plain_data.dumps(value, name)
         except TypeError:
@@ -173,8 +174,10 @@ def _is_reference(value: Any) -> bool:
 
 
 def _is_of_model(value: Any, model: Any) -> bool:
-    """Whether a variable or a metric is one of the model's, and saved with it."""
-    variables = value.variables if isinstance(value, keras.metrics.Metric) else [value]
+    """Whether a variable, or all variables of a layer, a model, a metric or an optimizer, are saved with the model."""
+    if not isinstance(value, _OWNERS + _VARIABLES):
+        return False
+    variables = value.variables if isinstance(value, _OWNERS) else [value]
     owned = [*model.variables, *model.metrics_variables, *getattr(model.optimizer, "variables", ())]
     ids = {id(one) for variable in owned for one in (variable, variable.value)}
     return all(id(variable) in ids for variable in variables)
