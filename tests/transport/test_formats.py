@@ -46,7 +46,9 @@ def test_only_a_foreign_address_falls_back_to_all_interfaces():
 
 def test_secret_is_needed_beyond_loopback():
     outside = [Address.parse("127.0.0.1:1"), Address.parse("192.0.2.1:1")]
-    with pytest.raises(errors.AuthenticationError, match="TFDIST_EXT_CLUSTER_SECRET.*`cluster_secret`.*`insecure=True`"):
+    with pytest.raises(
+        errors.AuthenticationError, match="TFDIST_EXT_CLUSTER_SECRET.*`cluster_secret`.*`insecure=True`"
+    ):
         security.require_secret_beyond_loopback(outside, None, False)
     security.require_secret_beyond_loopback(outside, "s", False)
     security.require_secret_beyond_loopback(outside, None, True)
