@@ -1,6 +1,9 @@
 """Every task of a local job gets a correct TF_CONFIG, a free port and its share of the CPU."""
 
+import random
 import socket
+import subprocess
+import sys
 
 import hypothesis
 import pytest
@@ -95,3 +98,35 @@ def test_reserved_ports_are_distinct_held_and_free_after_the_release():
         with socket.socket() as task:
             task.bind(("127.0.0.1", port))
             task.listen()
+
+
+class Draws:
+    """A chooser that draws what it is told, then at random."""
+
+    def __init__(self, *ports):
+        self.ports = list(ports)
+
+    def randrange(self, start, stop):
+        return self.ports.pop(0) if self.ports else random.randrange(start, stop)
+
+
+DRAW_IN_ANOTHER_PROCESS = """
+import sys
+from tests.launch.test_plan import Draws, ReservedPorts
+
+print(ReservedPorts(1, chooser=Draws(int(sys.argv[1]))).ports[0])
+"""
+
+
+def test_a_released_port_is_drawn_again_neither_here_nor_by_another_process():
+    # Between the release and the moment when a task listens, seconds pass.
+    first = ReservedPorts(1)
+    first.release()
+    (port,) = first.ports
+    second = ReservedPorts(1, chooser=Draws(port))
+    second.release()
+    assert second.ports != [port]
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", DRAW_IN_ANOTHER_PROCESS, str(port)], stdout=subprocess.PIPE, check=True
+    )
+    assert int(elsewhere.stdout) != port

@@ -11,10 +11,16 @@ POLICIES = ["synchronous", "one backup", "bounded 4", "clock 1", "asynchronous"]
 
 
 def digits(cluster, epochs=6):
-    """Trains a small network on handwritten digits; returns test accuracies and staleness histograms."""
+    """Trains a small network on handwritten digits; returns test accuracies and staleness histograms.
+
+    The learning rate falls to zero, as in practice: with a constant one the sets that a bound held back and then
+    applied in a row show in the last weights, and accuracy swings between 0.79 and 0.97.
+    """
 
     def train(placed, scope):
         models.in_single_precision()
+        rows = tfdist_ext.data.load_digits("train", 32, shuffle_seed=1)
+        rate = keras.optimizers.schedules.PolynomialDecay(0.005, epochs * int(rows.cardinality()), 0.0)
         with scope:
             model = keras.Sequential(
                 [
@@ -25,11 +31,11 @@ def digits(cluster, epochs=6):
                 ]
             )
             model.compile(
-                keras.optimizers.Adam(0.005),
+                keras.optimizers.Adam(rate),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
             )
-        model.fit(tfdist_ext.data.load_digits("train", 32, shuffle_seed=1), epochs=epochs, verbose=0)
+        model.fit(rows, epochs=epochs, verbose=0)
         return model.evaluate(tfdist_ext.data.load_digits("test", 32), verbose=0, return_dict=True)[
             "accuracy"
         ]
