@@ -2,7 +2,8 @@
 
 `WorkerPool` runs functions on groups of worker processes that are already started; `start_processes` starts a
 group of its own for a test that kills or stops one of them. `check_update_policy` runs an update policy of one's own
-against what workers may do to it. Importing this folder does not import TensorFlow.
+against what workers may do to it. Importing this folder does not import TensorFlow. Worker processes are forked
+by a process that has imported it, which needs Linux.
 """
 
 from tfdist_ext.testing.ledger_chaos import LedgerChaos, PolicyConformanceError

@@ -1,8 +1,4 @@
-"""What does a worker process do? It imports TensorFlow once and then runs one function after another.
-
-Started as `python -m tfdist_ext.testing.worker SOCKET NUM_DEVICES`, where SOCKET is the number of an
-inherited file descriptor.
-"""
+"""What does a worker process do? It runs one function after another."""
 
 from __future__ import annotations
 
@@ -29,19 +25,39 @@ from tfdist_ext.testing.outcomes import Failure
 _ORPHAN_SECONDS = 10.0
 
 
-def main() -> None:
-    """Serves until the other end of the socket is closed."""
+def import_tensorflow() -> None:
+    """Imports what takes seconds; nothing of it starts a thread."""
+    import keras  # noqa: F401
+    import tensorflow as tf  # noqa: F401
+
+
+def serve(descriptor: int, num_devices: int) -> None:
+    """Runs jobs until the other end of the socket is closed.
+
+    Args:
+        descriptor: Number of the file descriptor of the socket.
+        num_devices: How many logical CPU devices TensorFlow gets.
+    """
     # The stacks go where the output goes, also when the interpreter is stuck.
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    stream = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
+    stream = socket.socket(fileno=descriptor).makefile("rwb")
     jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(stream, jobs), daemon=True).start()
-    _start_tensorflow(num_devices=int(sys.argv[2]))
+    _make_devices(num_devices)
     messages.write_message(stream, {"ready": True})
     while (job := jobs.get()) is not None:
         _answer(stream, job)
         if job["reset"]:
             reset()
+
+
+def forget_seeds() -> None:
+    """Makes random numbers as unforeseeable as in a new process."""
+    import tensorflow as tf
+
+    tf.random.set_seed(None)
+    np.random.seed(None)
+    random.seed(None)
 
 
 def reset() -> None:
@@ -53,15 +69,12 @@ def reset() -> None:
     # Forgets the dtype policy too; setting one here would make later jobs deaf to their floatx.
     keras.backend.clear_session()
     tf.config.run_functions_eagerly(False)
-    tf.random.set_seed(None)
-    np.random.seed(None)
-    random.seed(None)
+    forget_seeds()
     # A strategy holds sockets and threads until it is collected.
     gc.collect()
 
 
-def _start_tensorflow(num_devices: int) -> None:
-    import keras  # noqa: F401
+def _make_devices(num_devices: int) -> None:
     import tensorflow as tf
 
     devices = [tf.config.LogicalDeviceConfiguration()] * num_devices
@@ -97,7 +110,3 @@ def _load(path: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
-
-
-if __name__ == "__main__":
-    main()

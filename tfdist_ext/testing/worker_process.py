@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from typing import Any
 
-from tfdist_ext.cluster import environment
 from tfdist_ext.testing import messages
+from tfdist_ext.testing.forked_process import START_SECONDS, ForkedProcess
 
-START_SECONDS = 120.0
 _CLOSE_SECONDS = 15.0
 _STACK_SECONDS = 3.0
 _QUIET_SECONDS = 0.2
@@ -27,9 +26,9 @@ Inbox = queue.SimpleQueue
 
 
 class WorkerProcess:
-    """One process that runs `tfdist_ext.testing.worker`, and the threads that read from it.
+    """One process that serves as in `tfdist_ext.testing.worker`, and the threads that read from it.
 
-    The constructor does not wait until TensorFlow is imported; `wait_until_ready` does.
+    The constructor does not wait until the process runs; `wait_until_ready` does.
 
     Attributes:
         num_devices: Its logical CPU devices.
@@ -46,17 +45,9 @@ class WorkerProcess:
         self._recipient: tuple[Inbox, int] | None = None
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tfdist_ext.testing.worker", str(theirs.fileno()), str(num_devices)],
-                env=_environment(num_threads),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+            # With one inter-op thread that waits for a peer, a worker can do nothing else.
+            variables = {"TF_NUM_INTEROP_THREADS": "2", "TF_NUM_INTRAOP_THREADS": str(num_threads)}
+            self._process = ForkedProcess(theirs, num_devices=num_devices, variables=variables)
         self._socket = ours
         self._stream = ours.makefile("rwb")
         self._threads = [
@@ -71,7 +62,7 @@ class WorkerProcess:
         return self._process.pid
 
     def wait_until_ready(self, timeout_seconds: float = START_SECONDS) -> None:
-        """Waits until TensorFlow is imported.
+        """Waits until it takes jobs.
 
         Args:
             timeout_seconds: How long at most.
@@ -105,7 +96,9 @@ class WorkerProcess:
             signum: The signal.
         """
         if self._process.poll() is None:
-            os.killpg(self.pid, signum)
+            # It may end at this moment.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signum)
 
     def kill(self) -> None:
         """Ends the process at once and reaps it."""
@@ -210,7 +203,6 @@ class WorkerProcess:
             inbox.put((rank, message))
 
     def _read_lines(self) -> None:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._news:
                 self.lines.append(line.rstrip("\n"))
@@ -231,20 +223,3 @@ class WorkerProcess:
             thread.join(1.0)
         self._socket.close()
         return code
-
-
-def _environment(num_threads: int) -> dict[str, str]:
-    variables = environment.inherited()
-    variables.pop(environment.TF_CONFIG, None)
-    variables.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return {
-        **variables,
-        # The worker finds what this process finds, wherever it was started.
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        "PYTHONUNBUFFERED": "1",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        # With one inter-op thread that waits for a peer, a worker can do nothing else.
-        "TF_NUM_INTEROP_THREADS": "2",
-        "TF_NUM_INTRAOP_THREADS": str(num_threads),
-        "OMP_NUM_THREADS": str(num_threads),
-    }
