@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -102,3 +103,17 @@ def all_reduce(values):
         return group.submit_all_reduce(total, name="values").result()
     finally:
         group.close()
+
+
+def what_is_its_own():
+    """Returns what differs between processes that were started one by one."""
+    import tensorflow as tf
+
+    return {
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+        "random": random.random(),
+        "numpy": float(np.random.random()),
+        "tensorflow": float(tf.random.uniform([])),
+        "hash": hash("a text"),
+    }
