@@ -134,12 +134,13 @@ class WorkerGroup:
         return [answers.get(rank) or self._late(rank) for rank in range(len(self.processes))]
 
     def kill(self, rank: int) -> None:
-        """Kills a worker as `kill -9` does.
+        """Kills a worker as `kill -9` does, and waits for its end, after which its port is free.
 
         Args:
             rank: The worker.
         """
         self.processes[rank].send_signal(signal.SIGKILL)
+        self.processes[rank].exit_code(_EXIT_SECONDS)
 
     def stop(self, rank: int) -> None:
         """Stops a worker as `kill -STOP` does: it lives and does not answer.
