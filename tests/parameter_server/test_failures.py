@@ -9,6 +9,8 @@ import pytest
 
 # 120 rows in batches of 2.
 NUM_BATCHES = 60
+# What is being killed may still take a connection when its others are closed already: it is joined once more, in vain.
+IN_VAIN = 1
 STEPS = {"Asynchronous": 60, "BoundedStaleness": 60, "Synchronous": 30}
 
 
@@ -28,7 +30,7 @@ def test_p12_a_killed_worker_comes_back_and_works_and_every_row_is_applied_once(
     facts = cluster.result()
     check_each_row_once(facts, policy)
     # Two workers at first, and the one that came back.
-    assert facts["total"]["num_joined"] == 3
+    assert facts["total"]["num_joined"] in (3, 3 + IN_VAIN)
     assert facts["applied"][1] > facts["applied_before"][1]
     assert {("worker_lost", "worker:1"), ("worker_returned", "worker:1")} <= set(facts["events"])
 
@@ -43,7 +45,7 @@ def test_p12_with_both_workers_dead_training_waits_says_for_whom_and_goes_on_wit
     cluster.restart("worker", 0)
     facts = cluster.result()
     check_each_row_once(facts, "Synchronous")
-    assert facts["total"]["num_joined"] == 3
+    assert 3 <= facts["total"]["num_joined"] <= 3 + 2 * IN_VAIN
     cluster.restart("worker", 1)
 
 
@@ -64,9 +66,11 @@ def test_p12_a_worker_killed_at_a_random_moment_and_gone_for_good(cluster, polic
     cluster.begin("lose_a_worker_at_any_moment", policy=policy, seed=seed)
     cluster.wait_for("signalled 1")
     facts = cluster.result()
-    check_each_row_once(facts, policy)
-    assert facts["total"]["num_joined"] == 2, f"seed {seed}, killed after {facts['delay']:.3f} s"
     cluster.restart("worker", 1)
+    check_each_row_once(facts, policy)
+    assert facts["total"]["num_joined"] in (2, 2 + IN_VAIN), (
+        f"seed {seed}, killed after {facts['delay']:.3f} s"
+    )
 
 
 def test_p12_evaluate_and_predict_count_every_row_once_and_keep_the_order(cluster):
