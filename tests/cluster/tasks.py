@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 
@@ -16,6 +17,8 @@ from tfdist_ext.cluster import (
     wait_for_tasks,
 )
 
+# Ignored, as in what a shell starts in the background, it would stay so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 specification = resolve()
 
 
