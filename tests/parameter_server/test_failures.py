@@ -9,9 +9,13 @@ import pytest
 
 # 120 rows in batches of 2.
 NUM_BATCHES = 60
-# What is being killed may still take a connection when its others are closed already: it is joined once more, in vain.
-IN_VAIN = 1
 STEPS = {"Asynchronous": 60, "BoundedStaleness": 60, "Synchronous": 30}
+
+
+def check_joined(cluster, facts, expected):
+    """Each call that is tried again, since its worker still listens, leaves and joins once more if time is left."""
+    tried_again = sum("trying again" in line for line in cluster.chief_lines())
+    assert expected <= facts["total"]["num_joined"] <= expected + tried_again, facts
 
 
 def check_each_row_once(facts, policy):
@@ -30,7 +34,7 @@ def test_p12_a_killed_worker_comes_back_and_works_and_every_row_is_applied_once(
     facts = cluster.result()
     check_each_row_once(facts, policy)
     # Two workers at first, and the one that came back.
-    assert facts["total"]["num_joined"] in (3, 3 + IN_VAIN)
+    check_joined(cluster, facts, 3)
     assert facts["applied"][1] > facts["applied_before"][1]
     assert {("worker_lost", "worker:1"), ("worker_returned", "worker:1")} <= set(facts["events"])
 
@@ -45,7 +49,7 @@ def test_p12_with_both_workers_dead_training_waits_says_for_whom_and_goes_on_wit
     cluster.restart("worker", 0)
     facts = cluster.result()
     check_each_row_once(facts, "Synchronous")
-    assert 3 <= facts["total"]["num_joined"] <= 3 + 2 * IN_VAIN
+    check_joined(cluster, facts, 3)
     cluster.restart("worker", 1)
 
 
@@ -68,9 +72,7 @@ def test_p12_a_worker_killed_at_a_random_moment_and_gone_for_good(cluster, polic
     facts = cluster.result()
     cluster.restart("worker", 1)
     check_each_row_once(facts, policy)
-    assert facts["total"]["num_joined"] in (2, 2 + IN_VAIN), (
-        f"seed {seed}, killed after {facts['delay']:.3f} s"
-    )
+    check_joined(cluster, facts, 2)
 
 
 def test_p12_evaluate_and_predict_count_every_row_once_and_keep_the_order(cluster):

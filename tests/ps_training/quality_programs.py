@@ -14,7 +14,7 @@ def digits(cluster, epochs=6):
     """Trains a small network on handwritten digits; returns test accuracies and staleness histograms.
 
     The learning rate falls to zero, as in practice: with a constant one the sets that a bound held back and then
-    applied in a row show in the last weights, and accuracy swings between 0.79 and 0.97.
+    applied in a row show in the last weights.
     """
 
     def train(placed, scope):

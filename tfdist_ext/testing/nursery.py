@@ -20,7 +20,7 @@ import sys
 from tfdist_ext.cluster import environment
 from tfdist_ext.testing import worker
 
-MAX_REQUEST_BYTES = 65_536
+_MAX_REQUEST_BYTES = 65_536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _fork_on_request(control: socket.socket) -> _Order | None:
                 _report_ends(running)
             if control not in ready:
                 continue
-            text, descriptors, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 3)
+            text, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 3)
             if not text:
                 return None
             job, output, status = descriptors

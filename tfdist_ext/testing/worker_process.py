@@ -73,7 +73,10 @@ class WorkerProcess:
         self._heard_from.wait(timeout_seconds)
         if not self._is_ready:
             self.kill()
-            raise RuntimeError("A worker process did not start:\n" + "\n".join(self.last_lines()))
+            raise RuntimeError(
+                "A worker process did not start. If TensorFlow could not be imported, that error is further up; else "
+                "these are its last lines:\n" + "\n".join(self.last_lines())
+            )
 
     def request(self, job: dict[str, Any], inbox: Inbox, rank: int) -> None:
         """Hands over a job; the answer comes as `(rank, message)`.
