@@ -14,7 +14,9 @@ config = json.loads(os.environ["TF_CONFIG"])
 task = "{type}:{index}".format(**config["task"])
 restart = int(os.environ["TFDIST_RESTART_COUNT"])
 def stay():
-    threading.Event().wait(60)
+    # Python notices a signal that comes in the moment before a wait only when the wait is over.
+    for _ in range(600):
+        threading.Event().wait(0.1)
 def await_file(path):
     while not os.path.exists(path):
         threading.Event().wait(0.01)

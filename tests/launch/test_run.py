@@ -16,7 +16,9 @@ import json, os, signal, sys, threading, time
 config = json.loads(os.environ["TF_CONFIG"])
 task = "{type}:{index}".format(**config["task"])
 def stay():
-    threading.Event().wait(60)
+    # Python notices a signal that comes in the moment before a wait only when the wait is over.
+    for _ in range(600):
+        threading.Event().wait(0.1)
 def await_file(path):
     while not os.path.exists(path):
         threading.Event().wait(0.01)
@@ -139,7 +141,8 @@ def test_a_task_that_ignores_sigterm_is_killed(script, tmp_path):
 def test_signals_are_passed_on_once(script, signum):
     command = script("""
         def stop(signum, frame):
-            print("got", signal.Signals(signum).name, flush=True)
+            # Not `print`, inside of which the signal may come.
+            os.write(1, f"got {signal.Signals(signum).name}\\n".encode())
             sys.exit(0)
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, stop)
@@ -156,7 +159,8 @@ def test_signals_are_passed_on_once(script, signum):
 
 def test_a_second_signal_kills(script):
     command = script("""
-        signal.signal(signal.SIGINT, lambda *_: print("pid", os.getpid(), flush=True))
+        # Not `print`, inside of which the signal may come.
+        signal.signal(signal.SIGINT, lambda *_: os.write(1, f"pid {os.getpid()}\\n".encode()))
         print("pid", os.getpid(), flush=True)
         while True:
             stay()
@@ -168,6 +172,30 @@ def test_a_second_signal_kills(script):
     launcher.send_signal(signal.SIGINT)
     launcher.communicate(timeout=DEADLINE_SECONDS)
     assert launcher.returncode == 130
+    wait_until_gone(pids)
+
+
+def test_a_signal_that_comes_in_the_moment_before_a_wait_is_noticed(script):
+    # Such a signal does not end the wait; nor does one that another thread takes, which does not need luck.
+    command = script("""
+        print("pid", os.getpid(), flush=True)
+        stay()
+    """)
+    program = """
+        import signal, sys, threading
+        from tfdist_ext.launch.command import main
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        sys.exit(main(sys.argv[1:]))
+    """
+    arguments = ["run", "--workers", "1", "--grace-seconds", "0.1", "--", *command]
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments], stdout=subprocess.PIPE, text=True
+    )
+    pids = read_pids(launcher, 1)
+    launcher.send_signal(signal.SIGTERM)
+    launcher.communicate(timeout=DEADLINE_SECONDS)
+    assert launcher.returncode == 128 + signal.SIGTERM
     wait_until_gone(pids)
 
 

@@ -30,6 +30,8 @@ from tfdist_ext.launch.restarts import FailedAttempt, GroupRestarts, RestartRule
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_SECONDS = 2.0
+# Python notices a signal that comes in the moment before a wait only when the wait is over.
+_LONGEST_WAIT_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +149,9 @@ class Supervisor:
 
     def _interrupted_within(self, seconds: float) -> int | None:
         """Waits between two attempts, when only a signal can come; returns which one, if any."""
-        try:
-            event = self._events.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        assert isinstance(event, _Interrupted)
-        return event.signum
+        event = self._next_event(time.monotonic() + seconds)
+        assert event is None or isinstance(event, _Interrupted)
+        return None if event is None else event.signum
 
     def _ended(self, finish: Finish) -> int:
         """Tells how the job ended, the last failure last."""
@@ -181,13 +180,20 @@ class Supervisor:
             on_exit=lambda code: self._events.put(_Exited(task, code)),
         )
 
+    def _next_event(self, deadline: float | None) -> _Exited | _Interrupted | None:
+        """Waits for an event; None if there was none before the deadline."""
+        while True:
+            rest = _LONGEST_WAIT_SECONDS if deadline is None else deadline - time.monotonic()
+            try:
+                return self._events.get(timeout=min(max(0.0, rest), _LONGEST_WAIT_SECONDS))
+            except queue.Empty:
+                if deadline is not None and time.monotonic() >= deadline:
+                    return None
+
     def _next_actions(self) -> list[Action]:
         """Waits for an event or for the deadline, and asks what to do."""
-        deadline = self._decisions.deadline
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        try:
-            event = self._events.get(timeout=timeout)
-        except queue.Empty:
+        event = self._next_event(self._decisions.deadline)
+        if event is None:
             return self._decisions.tick(time.monotonic())
         if isinstance(event, _Interrupted):
             self._say(f"received {signal.Signals(event.signum).name}; stopping all tasks")
