@@ -6,9 +6,13 @@ it from here. A new TensorFlow or Keras release is checked against this one page
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import functools
+import os
 import random
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,7 +54,7 @@ from tensorflow.python.eager import record as tape_record
 from tensorflow.python.eager import remote as eager_remote
 from tensorflow.python.eager import tape as gradient_tape
 from tensorflow.python.eager.polymorphic_function import function_context
-from tensorflow.python.framework import composite_tensor, ops
+from tensorflow.python.framework import composite_tensor, constant_op, ops
 from tensorflow.python.ops import gen_experimental_dataset_ops, script_ops, stateful_random_ops
 from tensorflow.python.trackable import base as trackable_base
 from tensorflow.python.training.saving import saveable_object
@@ -312,6 +316,9 @@ def strategies_of_optimizer(optimizer) -> list:
 
 
 # --- Parameter servers: remote functions on the tasks of a cluster ------------------------------------------------
+_REMOTE = re.compile("/job:(ps|worker)/")
+
+
 def connect_to_cluster(cluster_spec, protocol: str, filters: dict[str, list[str]]) -> None:
     """Connects this process, the chief, to its workers and parameter servers.
 
@@ -329,6 +336,62 @@ def connect_to_cluster(cluster_spec, protocol: str, filters: dict[str, list[str]
     )
     eager_context.set_server_def_retries(3)
     eager_context.ensure_initialized()
+    _let_threads_run_while_functions_are_sent()
+    _let_threads_run_while_constants_are_sent()
+
+
+# TensorFlow waits for the answers of the tasks to which it sends something. In two places it holds the interpreter's
+# lock meanwhile, so that beside one stopped task no thread of Python runs, not even the one that cuts its connections.
+def _let_threads_run_while_functions_are_sent() -> None:
+    """Sends new functions to the tasks, and has them forget old ones, without the interpreter's lock."""
+    try:
+        library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2"))
+        add, remove = library.TFE_ContextAddFunction, library.TFE_ContextRemoveFunction
+    except (OSError, AttributeError):
+        return  # Another build of TensorFlow, which is taken as it is.
+    library.TF_NewStatus.restype, library.TF_Message.restype = ctypes.c_void_p, ctypes.c_char_p
+    context = eager_context.context()
+
+    def call(function, argument) -> None:
+        status = ctypes.c_void_p(library.TF_NewStatus())
+        try:
+            function(_address_in_capsule(context._handle), argument, status)
+            if code := library.TF_GetCode(status):
+                message = library.TF_Message(status).decode(errors="replace")
+                raise tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, message)
+        finally:
+            library.TF_DeleteStatus(status)
+
+    def add_c_function(c_func) -> None:
+        # pybind11 keeps the address of its C++ object right after the header of the Python object.
+        call(add, ctypes.c_void_p.from_address(id(c_func) + object.__basicsize__))
+
+    context.add_c_function = add_c_function
+    context.remove_function = lambda name: call(remove, tf.compat.as_bytes(name))
+    # When the interpreter has ended there is no thread that could cut connections, and nobody to forget for.
+    atexit.register(setattr, context, "remove_function", lambda name: None)
+
+
+def _let_threads_run_while_constants_are_sent() -> None:
+    """Makes each constant of a task here, and sends it by an operation, which gives the interpreter's lock away."""
+    make = constant_op.convert_to_eager_tensor
+
+    def convert_to_eager_tensor(value, ctx, dtype=None):
+        if isinstance(value, tf.Tensor) or not _REMOTE.match(ctx.device_name or ""):
+            return make(value, ctx, dtype)
+        with tf.device(None):
+            here = make(value, ctx, dtype)
+        return tf.raw_ops.Identity(input=here)
+
+    constant_op.convert_to_eager_tensor = convert_to_eager_tensor
+
+
+def _address_in_capsule(capsule) -> ctypes.c_void_p:
+    api = ctypes.pythonapi
+    api.PyCapsule_GetName.argtypes, api.PyCapsule_GetName.restype = [ctypes.py_object], ctypes.c_char_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    return ctypes.c_void_p(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
 
 
 def whole_server_def():

@@ -33,6 +33,7 @@ POLICIES = {
 }
 
 _models = []
+_functions = []
 
 
 def facts(model, strategy, began, **more):
@@ -48,9 +49,16 @@ def facts(model, strategy, began, **more):
 
 
 def lose_workers(
-    pids, policy, victims, returns, num_rows=120, worker_timeout_seconds=60.0, signum=int(signal.SIGKILL)
+    pids,
+    policy,
+    victims,
+    returns,
+    num_rows=120,
+    worker_timeout_seconds=60.0,
+    signum=int(signal.SIGKILL),
+    at=5,
 ):
-    """Sends a signal to workers in mid-epoch, and waits there until those that return are back, if any do."""
+    """Sends a signal to workers after batch `at`, and waits there until those that return are back, if any do."""
     rule, num_sets = POLICIES[policy]
     strategy = strategy_of_all(update_policy=rule, worker_timeout_seconds=worker_timeout_seconds)
     model = counting_model(strategy, num_rows, float(num_sets))
@@ -63,7 +71,7 @@ def lose_workers(
                 kept.wait_for("worker_returned", f"worker:{index}")()
             seen_before.update(facts(model, strategy, 0.0)["applied"])
 
-        actions = {5: lambda: send(pids, signum, *victims)}
+        actions = {at: lambda: send(pids, signum, *victims)}
         if len(victims) == 1:
             # With nobody left `fit` itself has to wait.
             actions[8] = await_return
@@ -76,6 +84,43 @@ def count_when_all_are_back(pids):
     """Counts again with the model of `lose_workers`."""
     strategy_of_all()
     return counts(_models[-1])
+
+
+def send_to_a_stopped_worker(pids, what, victim=1):
+    """Sends 3.0, in some form, to a worker that only a thread of this process wakes; returns what came back."""
+    strategy_of_all()
+    held = [tf.function(lambda: tf.constant(7.0)).get_concrete_function()]
+
+    def function():
+        return tf.function(lambda: tf.constant(3.0))()
+
+    def end_of_a_function():
+        held.clear()
+        return tf.constant(3.0)
+
+    make = {
+        "constant": lambda: tf.constant(3.0),
+        "variable": lambda: tf.Variable(3.0),
+        "function": function,
+        "end of a function": end_of_a_function,
+    }[what]
+    wake = threading.Timer(0.5, send, (pids, signal.SIGCONT, victim))
+    send(pids, signal.SIGSTOP, victim)
+    wake.start()
+    with tf.device(f"/job:worker/replica:0/task:{victim}/device:CPU:0"):
+        made = make()
+    wake.join()
+    return float(made.numpy())
+
+
+def train_and_stop_a_worker(pids, victim=1, num_rows=24):
+    """Stops a worker that has nothing left to do."""
+    model = counting_model(strategy_of_all(), num_rows)
+    model.fit(rows(num_rows), verbose=0)
+    # Lives until the interpreter ends.
+    _functions.append(tf.function(lambda: tf.constant(3.0)).get_concrete_function())
+    send(pids, signal.SIGSTOP, victim)
+    return counts(model)
 
 
 def lose_a_worker_at_any_moment(pids, policy, seed, victim=1, num_rows=120):

@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from tests.parameter_server.cluster import Cluster
+
 # 120 rows in batches of 2.
 NUM_BATCHES = 60
 STEPS = {"Asynchronous": 60, "BoundedStaleness": 60, "Synchronous": 30}
@@ -129,6 +131,27 @@ def test_a_stopped_worker_is_cut_off_its_batch_goes_to_another_and_what_it_sends
     assert facts["total"]["lost"] >= 1
     cluster.signal("worker", 1, signal.SIGCONT)
     assert cluster.run("count_when_all_are_back") == [1.0]
+
+
+def test_a_worker_that_is_stopped_while_functions_are_new_is_cut_off_too(cluster):
+    arguments = {"signum": int(signal.SIGSTOP), "worker_timeout_seconds": 1.0, "at": 0}
+    facts = cluster.run("lose_workers", policy="Asynchronous", victims=[1], returns=[], **arguments)
+    check_each_row_once(facts, "Asynchronous")
+    cluster.signal("worker", 1, signal.SIGCONT)
+    assert cluster.run("count_when_all_are_back") == [1.0]
+
+
+@pytest.mark.parametrize("what", ["constant", "variable", "function", "end of a function"])
+def test_the_chiefs_threads_run_while_it_sends_something_to_a_stopped_worker(cluster, what):
+    # TensorFlow's own calls keep the interpreter's lock: the thread that wakes the worker would never run.
+    assert cluster.run("send_to_a_stopped_worker", what=what) == 3.0
+
+
+def test_the_chief_ends_by_itself_though_a_worker_was_stopped_and_nobody_has_noticed():
+    with Cluster(spare=False) as cluster:
+        assert cluster.run("train_and_stop_a_worker") == [1.0]
+        assert cluster.finish(15) == 0
+        assert (cluster.exit_code("worker", 0), cluster.exit_code("ps", 0)) == (0, 0)
 
 
 def test_the_chief_ends_by_itself_though_a_worker_is_stopped(cluster):

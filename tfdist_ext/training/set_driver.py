@@ -62,7 +62,7 @@ class SetDriver:
         self._num_drops_seen = 0
         self._bytes = TransferredBytes(len(threads.workers))
         with tf.device(FIRST_PS):
-            self._no_factor = tf.identity(tf.constant(1.0))
+            self._no_factor = tf.constant(1.0)
 
     # --- for the caller's thread ---------------------------------------------------------------------------------
     def begin(self, data, max_steps: int | None) -> None:
@@ -236,9 +236,9 @@ class SetDriver:
         fresh = all(admitted.staleness == 0 for admitted in apply.sets)
         damped = apply.factor != 1.0
         commit = self._program.commit(len(sets), fresh, damped)
+        factor = tf.constant(apply.factor, tf.float32) if damped else self._no_factor
         try:
             with tf.device(FIRST_PS):
-                factor = tf.constant(apply.factor, tf.float32) if damped else self._no_factor
                 outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
         except tf.errors.OpError as error:
             lost_ps = self._threads.lost_ps(error)

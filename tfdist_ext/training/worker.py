@@ -61,7 +61,7 @@ class Worker:
         is_there: False from its death until it was connected again.
         is_slow: True while a call lasts that nobody waits for any more.
         is_leaving: True while it is taken out of TensorFlow's list.
-        is_out: True when it was left out of TensorFlow's list before its own thread knew why.
+        is_out: True when its own thread does not know yet that it was left out of TensorFlow's list, or cut off.
         calls: What its threads do, and since when.
         incarnation: How often it came back.
     """
@@ -91,7 +91,7 @@ class Worker:
         tensor = self.constants.get(value)
         if tensor is None:
             with tf.device(f"{self.device}/device:CPU:0"):
-                tensor = tf.identity(tf.constant(value, tf.int64))
+                tensor = tf.constant(value, tf.int64)
             self.constants[value] = tensor
         return tensor
 

@@ -155,6 +155,8 @@ class WorkerThreads:
             self.submit(worker.index, Probe())  # It died while it had nothing to do.
         elif now - worker.answered > self.timeout_seconds:
             self._stop_waiting_for(worker, "does not answer; its connections are cut")
+            # Whatever was new to the chief meanwhile has not come there: the next failure means a new connection.
+            worker.is_out = True
             # Again and again, because TensorFlow connects again.
             hang_up(address)
 
