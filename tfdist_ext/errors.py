@@ -92,7 +92,7 @@ class SignatureMismatchError(CollectiveError):
 
 
 class ParameterServerLostError(TfdistError, RuntimeError):
-    """A ps died. Its variables are gone with it, so that training cannot go on: start the job again.
+    """A ps died, or has not answered for too long. Nobody else has its variables: start the job again.
 
     Attributes:
         task: The ps, for instance `"ps:0"`.

@@ -295,24 +295,49 @@ def watch_the_fences(pids, policy, num_rows=48):
 def train_and_lose_a_ps(pids, index, num_rows=400):
     """Kills a ps in mid-epoch; returns what `fit` raised, and after how many seconds."""
     strategy = tfdist_ext.ParameterServerStrategy()
-    model = counting_model(strategy, num_rows)
-    killed = []
+    return _fate_without_a_ps(strategy, num_rows, pids[f"ps:{index}"], signal.SIGKILL)
 
-    def kill():
-        os.killpg(pids[f"ps:{index}"], signal.SIGKILL)
-        killed.append(time.monotonic())
+
+def _fate_without_a_ps(strategy, num_rows, group, signum):
+    model = counting_model(strategy, num_rows)
+    gone = []
+
+    def lose():
+        os.killpg(group, signum)
+        gone.append(time.monotonic())
 
     try:
-        model.fit(rows(num_rows, 0.005), verbose=0, callbacks=[At({5: kill})])
+        model.fit(rows(num_rows, 0.005), verbose=0, callbacks=[At({5: lose})])
     except Exception as error:
         fact = {"type": type(error).__name__, "text": str(error), "task": getattr(error, "task", None)}
-        fact |= {"step": getattr(error, "step", None), "seconds": time.monotonic() - killed[0]}
+        fact |= {"step": getattr(error, "step", None), "seconds": time.monotonic() - gone[0]}
         try:
             model.evaluate(rows(num_rows), verbose=0)
         except Exception as second:
             fact["evaluate"] = [type(second).__name__, getattr(second, "task", None)]
         return fact
     raise AssertionError("Nobody missed the ps.")
+
+
+def train_while_a_ps_is_stopped(pids, num_rows=40):
+    """Stops a ps in mid-epoch; the test wakes it."""
+    strategy = strategy_of_all()
+    model = counting_model(strategy, num_rows)
+
+    def stop():
+        os.killpg(pids["ps:0"], signal.SIGSTOP)
+        say("stopped ps:0")
+
+    began = time.monotonic()
+    model.fit(rows(num_rows, 0.005), verbose=0, callbacks=[At({5: stop})])
+    return facts(model, strategy, began)
+
+
+def train_and_stop_a_ps(pids, index, patience_seconds, num_rows=400):
+    """Stops a ps in mid-epoch for good; returns what `fit` raised, and after how many seconds."""
+    strategy = tfdist_ext.ParameterServerStrategy()
+    strategy.patience_seconds = patience_seconds
+    return _fate_without_a_ps(strategy, num_rows, pids[f"ps:{index}"], signal.SIGSTOP)
 
 
 def train_for_ever(pids):

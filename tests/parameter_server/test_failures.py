@@ -147,6 +147,17 @@ def test_the_chiefs_threads_run_while_it_sends_something_to_a_stopped_worker(clu
     assert cluster.run("send_to_a_stopped_worker", what=what) == 3.0
 
 
+def test_a_stopped_ps_is_waited_for_and_named(cluster):
+    cluster.begin("train_while_a_ps_is_stopped")
+    cluster.wait_for("stopped ps:0")
+    said = cluster.wait_for("does not answer")
+    assert f"ps:0 at {cluster.jobs['ps'][0]} does not answer (" in said
+    cluster.signal("ps", 0, signal.SIGCONT)
+    facts = cluster.result()
+    assert facts["counts"] == [1.0]
+    assert (facts["total"]["applied"], facts["total"]["lost"]) == (20, 0)
+
+
 def test_the_chief_ends_by_itself_though_a_worker_was_stopped_and_nobody_has_noticed():
     with Cluster(spare=False) as cluster:
         assert cluster.run("train_and_stop_a_worker") == [1.0]

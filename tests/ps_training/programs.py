@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing as tf_data_testing
 
 import tfdist_ext
 from tests.ps_training import models
@@ -124,7 +125,8 @@ def with_a_slow_worker(cluster, policy, steps, slow_seconds=0.3, requeue=False):
     def rows_of(context):
         mine = context.input_pipeline_id
         rows = models.numbered_rows(number * steps, 1).unbatch().shard(number, mine).batch(1)
-        return rows.map(_sleep(slow_seconds)) if mine == number - 1 else rows
+        is_slow = mine == number - 1 and slow_seconds > 0.0
+        return rows.apply(tf_data_testing.sleep(round(slow_seconds * 1e6))) if is_slow else rows
 
     dropped, applied = [], []
 
@@ -144,18 +146,6 @@ def with_a_slow_worker(cluster, policy, steps, slow_seconds=0.3, requeue=False):
         "counts": model.get_weights()[0].ravel(), "statistics": _plain(placed.statistics["total"]),
         "workers": {str(i): _plain(w) for i, w in placed.statistics["workers"].items()},
     }  # fmt: skip
-
-
-def _sleep(seconds):
-    """Returns a map function that takes that long, in TensorFlow's own operations."""
-
-    def slow(x, y):
-        start = tf.timestamp()
-        waited = tf.while_loop(lambda now: now < start + seconds, lambda now: [tf.timestamp()], [start])
-        with tf.control_dependencies(waited):
-            return tf.identity(x), y
-
-    return slow
 
 
 def scheduled_steps(cluster, steps=100, stock=False):

@@ -64,7 +64,7 @@ class OrderedReader:
         self._next = 0
         self._error: Exception | None = None
         self._closed = False
-        threads.take_over(self, timeout_seconds)
+        threads.take_over(self, timeout_seconds, patience_seconds)
         with self._changed:
             self._lease()
 
@@ -112,7 +112,7 @@ class OrderedReader:
                 says = now + _SAY_AGAIN_SECONDS
                 logging.warning("No batch for %.0f s. %s", now - started, self._waiting_for())
             if now - started > self._patience_seconds:
-                raise errors.WorkersLostError(
+                raise self._threads.silent_ps() or errors.WorkersLostError(
                     f"No batch for {now - started:.0f} s. {self._waiting_for()} Start the missing workers again, or "
                     "see why those that are there do not finish what they compute.",
                     tasks=self._threads.missing(),

@@ -72,7 +72,7 @@ class SetDriver:
             data: `WorkerIterator`.
             max_steps: Updates after which the epoch ends, or None for the end of the data.
         """
-        self._threads.take_over(self, self._timeout_seconds)
+        self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
         self.close()
         leases, data.lock = leases_of(data), self._changed
         self._program.trace(data.feed is not None)
@@ -216,6 +216,8 @@ class SetDriver:
     def _check_patience(self, waited: float) -> None:
         if waited < self._patience_seconds:
             return
+        self._error = self._threads.silent_ps()
+        self._check()
         raise errors.WorkersLostError(
             f"No step could be applied for {waited:.0f} s. {self._waiting_for()} Start the missing workers again, or "
             "see why those that are there do not finish what they compute.",

@@ -176,9 +176,9 @@ class TestFunction:
         )
 
     def _add(self, wires):
-        program = self._program
+        program, factor = self._program, tf.constant(1.0)
         with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
-            return program.read_logs(program.commit(1, True, False)(tf.constant(1.0), [wires]))
+            return program.read_logs(program.commit(1, True, False)(factor, [wires]))
 
 
 class PredictFunction:

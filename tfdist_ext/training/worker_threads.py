@@ -20,6 +20,7 @@ from absl import logging
 from tfdist_ext import compat, errors, events
 from tfdist_ext.cluster import Task
 from tfdist_ext.cluster.reachability import answers, hang_up, listening
+from tfdist_ext.training.silent_servers import SilentServers
 from tfdist_ext.training.worker import Job, Owner, Probe, Worker
 
 # Words in the errors of a task that was started again: it does not know what its predecessor did.
@@ -51,6 +52,7 @@ class WorkerThreads:
     Attributes:
         timeout_seconds: A call that lasts longer is not waited for, and a worker that does not answer for so long is
             taken for dead.
+        patience_seconds: A ps that does not answer for so long is given up.
     """
 
     _of_this_process: WorkerThreads | None = None
@@ -59,6 +61,9 @@ class WorkerThreads:
         self._specification = specification
         self._server_def = server_def
         self.timeout_seconds = 60.0
+        self.patience_seconds = 600.0
+        self._servers = {Task("ps", index): address for index, address in specification.jobs["ps"].items()}
+        self._silent = SilentServers(self._servers, time.monotonic())
         self._connecting = threading.Lock()
         self._owner: Owner | None = None
         self._owner_lock = threading.Lock()
@@ -96,9 +101,9 @@ class WorkerThreads:
             if not worker.is_there or worker.is_slow
         )
 
-    def take_over(self, owner: Owner, timeout_seconds: float) -> None:
+    def take_over(self, owner: Owner, timeout_seconds: float, patience_seconds: float) -> None:
         """Makes `owner` the one that hears of workers; closes the one before."""
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds, self.patience_seconds = timeout_seconds, patience_seconds
         with self._owner_lock:
             before, self._owner = self._owner, owner
         if before is not None and before is not owner:
@@ -117,16 +122,28 @@ class WorkerThreads:
         return self._specification.address_of(task)
 
     def lost_ps(self, error: Exception) -> errors.ParameterServerLostError | None:
-        """Returns the error to raise if a failed call means that a ps died, else None."""
+        """Returns the error to raise if a failed call means that a ps died, or was given up, else None."""
         if not isinstance(error, tf.errors.OpError):
             return None
-        for index in range(len(self._specification.jobs["ps"])):
-            task = Task("ps", index)
-            if not listening(self.address(task)):
+        if (given_up := self.silent_ps()) is not None:
+            return given_up
+        for task, address in self._servers.items():
+            if not listening(address):
                 return self._without(task, "died")
         found = _FORGETFUL_PS.search(str(error))
         if found is not None and any(word in str(error) for word in _FORGOT):
             return self._without(Task("ps", int(found.group(1))), "was started again")
+        return None
+
+    def silent_ps(self) -> errors.ParameterServerLostError | None:
+        """Returns the error to raise if a ps has not answered for too long, else None."""
+        for task, seconds in self._silent.given_up(self.patience_seconds).items():
+            return errors.ParameterServerLostError(
+                f"{task} at {self.address(task)} has not answered for {seconds:.0f} s, and nobody else has the "
+                "variables on it. See whether its process is stopped and whether its machine can be reached, and start "
+                "the job again; it can go on from its last checkpoint.",
+                task=str(task),
+            )
         return None
 
     def _without(self, task: Task, what: str) -> errors.ParameterServerLostError:
@@ -144,6 +161,19 @@ class WorkerThreads:
             for worker in self.workers:
                 if worker.is_there or worker.is_leaving:
                     self._watch_one(worker)
+            self._watch_servers()
+
+    def _watch_servers(self) -> None:
+        """Says of a ps that it does not answer, and in the end fails all calls to ps: they may wait for that one."""
+        for task, address in self._servers.items():
+            words = self._silent.heard(task, answers(address), time.monotonic(), self.patience_seconds)
+            if words is not None:
+                logging.warning("%s", words)
+        error = self.silent_ps()
+        if error is not None:
+            self._tell("failed", error)
+            for address in self._servers.values():
+                hang_up(address)
 
     def _watch_one(self, worker: Worker) -> None:
         address, now = self.address(worker.task), time.monotonic()
