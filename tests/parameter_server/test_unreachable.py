@@ -73,7 +73,7 @@ def outcome(worker, ps, error):
     jobs = {"chief": ["127.0.0.1:1"], "worker": [worker.address], "ps": [ps.address]}
     owner = Owner(error)
     owner.threads = WorkerThreads(ClusterSpecification.from_jobs(jobs, task=Task("chief", 0)), None)
-    owner.threads.take_over(owner, DEADLINE_SECONDS)
+    owner.threads.take_over(owner, DEADLINE_SECONDS, 10 * DEADLINE_SECONDS)
     owner.threads.submit(0, owner)
     return owner.told.get(timeout=DEADLINE_SECONDS), owner.attempts
 
