@@ -405,6 +405,10 @@ def whole_server_def():
 def update_cluster(server_def, absent: dict[str, set[int]]) -> None:
     """Connects to the tasks of `server_def` that are there, dropping the absent ones.
 
+    TensorFlow waits, with a lock on its caches, for what the executor that threads share has begun, for instance for a
+    worker to delete a tensor; whoever makes a constant meanwhile waits for the caches with the interpreter's lock. So
+    that is waited for before, without either lock.
+
     Args:
         server_def: What `whole_server_def` returned after connecting.
         absent: For each job the indices of tasks that are not there now.
@@ -414,7 +418,12 @@ def update_cluster(server_def, absent: dict[str, set[int]]) -> None:
     for job in present.cluster.job:
         for index in absent.get(job.name, ()):
             job.tasks.pop(index, None)
-    eager_context.context().update_server_def(present)
+    shared = eager_context.context().executor
+    with contextlib.suppress(tf.errors.OpError):
+        shared.wait()
+    shared.clear_error()
+    with own_executor():
+        eager_context.context().update_server_def(present)
 
 
 def is_context_initialized() -> bool:

@@ -9,6 +9,7 @@ deadline, and whatever is new to the chief is sent to every worker, so that one 
 
 from __future__ import annotations
 
+import atexit
 import queue
 import re
 import threading
@@ -38,6 +39,7 @@ _MOST_FAILURES_IN_A_ROW = 5
 _MOST_CONNECTIONS_IN_A_ROW = 5
 _SHORTEST_WATCH_SECONDS = 0.25
 _LONGEST_WATCH_SECONDS = 2.0
+_LONGEST_CHANGE_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -65,6 +67,9 @@ class WorkerThreads:
         self._servers = {Task("ps", index): address for index, address in specification.jobs["ps"].items()}
         self._silent = SilentServers(self._servers, time.monotonic())
         self._connecting = threading.Lock()
+        # When the interpreter has ended nobody cuts connections: a change of TensorFlow's list is finished before, and
+        # no other one begun.
+        atexit.register(self._connecting.acquire, timeout=_LONGEST_CHANGE_SECONDS)
         self._owner: Owner | None = None
         self._owner_lock = threading.Lock()
         count = len(specification.jobs["worker"])
@@ -343,7 +348,7 @@ class WorkerThreads:
 
         With one in it that died a moment ago TensorFlow would wait until it is back.
         """
-        with self._connecting, compat.own_executor():
+        with self._connecting:
             absent = set()
             for worker in self.workers:
                 if worker is joining:
