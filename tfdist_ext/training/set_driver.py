@@ -216,7 +216,7 @@ class SetDriver:
     def _check_patience(self, waited: float) -> None:
         if waited < self._patience_seconds:
             return
-        self._error = self._threads.silent_ps()
+        self._error = self._error or self._threads.silent_ps()
         self._check()
         raise errors.WorkersLostError(
             f"No step could be applied for {waited:.0f} s. {self._waiting_for()} Start the missing workers again, or "
