@@ -19,8 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state as keras_global_state
+from keras.src.backend.common import masking as keras_masking
+from keras.src.backend.tensorflow import random as keras_random
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as keras_loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -116,7 +119,10 @@ KerasTensorFlowOptimizer: Any = keras.optimizers.Optimizer.__mro__[1]
 KerasBaseOptimizer = BaseOptimizer
 KerasLossModule: Any = keras_loss_module
 KerasCompileLoss = compile_utils.CompileLoss
+KerasRandom: Any = keras_random
 KerasArrayDataAdapter = array_data_adapter.ArrayDataAdapter
+keras_mask = keras_masking.get_keras_mask
+set_keras_mask = keras_masking.set_keras_mask
 
 _TESTED_TENSORFLOW = ((2, 20), (2, 22))
 _TESTED_KERAS = ((3, 15), (3, 17))
@@ -650,6 +656,25 @@ def restore_from_values(trackable, values: dict[str, tf.Tensor]) -> None:
     trackable._restore_from_tensors(
         {key.rpartition("/.ATTRIBUTES/")[2]: value for key, value in values.items()}
     )
+
+
+@contextlib.contextmanager
+def keeping_values(root) -> Iterator[None]:
+    """Gives the variables below a trackable object that are no Keras variables the values back that they have now."""
+    objects, _ = graph_view.ObjectGraphView(root).breadth_first_traversal()
+    of_keras = {id(item._value) for item in objects if isinstance(item, keras.Variable)}
+    plain = [
+        item
+        for item in objects
+        if isinstance(item, (tf.Variable, DistributedVariable)) and id(item) not in of_keras
+    ]
+    before = [variable.numpy() for variable in plain]
+    try:
+        yield
+    finally:
+        for variable, value in zip(plain, before, strict=True):
+            if not np.array_equal(variable.numpy(), value):
+                variable.assign(value)
 
 
 def num_workers(strategy) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_ext import compat
+from tfdist_ext.strategies import reach
 
 
 class ForwardCollective(Exception):
@@ -42,8 +43,14 @@ class Frame:
             optimizer inside a Keras step, or None.
         guarded: True inside a branch that replicas without rows skip: nothing there may communicate.
         loss_weight: Scalar tensor that replaces `share` for the loss that a custom loop reduces right now, or None.
-        loss_is_weighted: True between `optimizer.scale_loss` and the next time gradients are applied.
+        rows: int64 tensor `[num_slots]`, rows of every sub-batch; None with `share`.
+        is_whole: True while a loss is computed on the rows of all replicas: nothing is weighted.
+        weights: What `optimizer.scale_loss` multiplied losses of this step by; see `is_weighted`.
         in_compiled_loss: True while Keras computes what `compile(loss=...)` asked for.
+        verdict: `step_trial.Verdict` on the step, or None: how its parts combine.
+        trial: `step_trial.Trial` while the step is tried on random rows, or None.
+        num_applications: How often gradients were applied so far in the step.
+        num_scalars: How many numbers were fed to means and sums so far in the step.
         draw: Scalar int64 tensor in place of `slot` for random streams, where it is known only when the step runs.
         drew: True once a random stream asked for `draw`.
         pulled: The variables that a worker pulled from parameter servers, or None.
@@ -60,8 +67,14 @@ class Frame:
     recorder: Any = None
     guarded: bool = False
     loss_weight: tf.Tensor | None = None
-    loss_is_weighted: bool = False
+    rows: tf.Tensor | None = None
+    is_whole: bool = False
+    weights: list = dataclasses.field(default_factory=list)
     in_compiled_loss: bool = False
+    verdict: Any = None
+    trial: Any = None
+    num_applications: int = 0
+    num_scalars: int = 0
     draw: tf.Tensor | None = None
     drew: bool = False
     pulled: Any = None
@@ -125,12 +138,27 @@ def distributed_frame() -> Frame | None:
     return frame
 
 
+def is_weighted(frame: Frame, gradient) -> bool:
+    """Returns True where a gradient is that of a loss which `optimizer.scale_loss` has weighted already.
+
+    A step may scale one of its losses and not the other, and apply the gradients of one loss with two optimizers.
+    """
+    if not frame.weights:
+        return False
+    tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    if not tf.is_symbolic_tensor(tensor):
+        return True
+    return any(
+        weight.graph is not tensor.graph or reach.depends_on(tensor, weight) for weight in frame.weights
+    )
+
+
 def scale_loss(value, original):
     """Weights a mean loss of one replica, in a custom loop; a step weights the total instead."""
     frame = distributed_frame()
     if frame is None:
         return original(value)
-    if frame.weighs_total:
+    if frame.weighs_total or frame.is_whole:
         return value
     weight = frame.share if frame.loss_weight is None else frame.loss_weight
     return value * tf.cast(weight, value.dtype)
@@ -141,19 +169,33 @@ def unscale_loss(value, original):
     frame = distributed_frame()
     if frame is None:
         return original(value)
-    if frame.weighs_total:
+    if frame.weighs_total or frame.is_whole:
         return value
     return tf.math.divide_no_nan(value, tf.cast(frame.share, value.dtype))
 
 
 def weighted_by_share(frame: Frame | None, gradient):
     """Returns a gradient of a step's loss in the form in which a plain sum over replicas is right."""
-    if frame is None or not frame.weighs_total or frame.share is None or frame.loss_is_weighted:
+    if frame is None or not frame.weighs_total or frame.share is None or is_weighted(frame, gradient):
         return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(frame.share, gradient.values.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(frame.share, gradient.dtype)
+    return times(gradient, frame.share)
+
+
+def gradients_of_application(frame: Frame | None, gradients) -> list:
+    """Returns the gradients that a step applies now, each in the form in which a plain sum over replicas is right."""
+    if frame is None:
+        return list(gradients)
+    index, frame.num_applications = frame.num_applications, frame.num_applications + 1
+    if frame.verdict is not None and frame.verdict.is_sum(index):
+        return list(gradients)
+    return [weighted_by_share(frame, gradient) for gradient in gradients]
+
+
+def times(value, factor):
+    """Returns a tensor or `tf.IndexedSlices` times a scalar of any float type."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(times(value.values, factor), value.indices, value.dense_shape)
+    return value * tf.cast(factor, value.dtype)
 
 
 def weight_of_denominator(denominator):
@@ -168,7 +210,10 @@ def weight_of_denominator(denominator):
     frame = distributed_frame()
     if frame is None:
         return None
-    total = tf.distribute.get_replica_context().all_reduce(
-        tf.distribute.ReduceOp.SUM, frame.mask(tf.stop_gradient(denominator))
-    )
+    if frame.trial is not None:
+        total = tf.add_n(frame.trial.exchange(denominator))
+    else:
+        total = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, frame.mask(tf.stop_gradient(denominator))
+        )
     return tf.math.divide_no_nan(tf.stop_gradient(denominator), tf.stop_gradient(total))

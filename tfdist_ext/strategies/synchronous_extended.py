@@ -316,7 +316,7 @@ class SynchronousStrategy(_Strategy):
         if rows is not None:
             own, total = tf.cast(rows[slot], tf.float64), tf.cast(tf.reduce_sum(rows), tf.float64)
             frame.share = tf.math.divide_no_nan(own, total)
-            frame.num_rows, frame.has_rows = rows[slot], rows[slot] > 0
+            frame.rows, frame.num_rows, frame.has_rows = rows, rows[slot], rows[slot] > 0
         return frame
 
     _noted_failure: errors.TfdistError | None = None

@@ -5,8 +5,9 @@ all of them:
 
     gradient                        share * gradient (each loss is a mean over the replica's rows)
     metric total (SUM)              the change of the variable
-    other float variable            share * new value (equal values stay what they are)
+    other float variable            rows * new value, in float64 (equal values stay what they are)
     integer or bool variable        the new value of the first replica with rows, 0 elsewhere
+    variable of a user's own code   as the trial of the step found: see `step_trial`
     log that is a metric's result   not sent: drawn again from the summed variables
     other log, a float              share * value
     other log, an integer           the sum where it is computed from the batch (a count), else as a variable
@@ -18,6 +19,8 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist_ext.strategies import reach
+from tfdist_ext.training.batch_functions import Kind
 from tfdist_ext.training.recorder import at_path
 
 
@@ -27,7 +30,7 @@ class Plan:
 
     Attributes:
         gradient_variables: Variable of each gradient.
-        updates: `(keras.Variable, kind)` for each update; kind in "sum", "mean", "first".
+        updates: `(keras.Variable, kind)` for each update; kind in "sum", "add", "mean", "first".
         logs: Structure of logs whose leaves are `("metric", metric, path)`, `("value", index)` or constants.
         log_dtypes: Dtype of each transported log value.
         specs: Type of each tensor of the set: gradients, updates, logs, and the replica's number of rows.
@@ -45,8 +48,19 @@ class Plan:
         return len(self.gradient_variables)
 
 
-def kind_of_update(variable, tensor) -> str:
-    """Returns how the values that replicas assigned to a variable combine."""
+def kind_of_update(variable, tensor, verdict=None) -> str:
+    """Returns how the values that replicas assigned to a variable combine.
+
+    Args:
+        variable: Keras variable.
+        tensor: New value.
+        verdict: `step_trial.Verdict` on the step, or None.
+    """
+    way = None if verdict is None else verdict.updates.get(id(variable))
+    if way in ("sum", "add"):
+        return way
+    if way in ("mean", "same"):
+        return "mean" if tensor.dtype.is_floating else "first"
     if variable.aggregation == "sum":
         return "sum"
     if (
@@ -76,11 +90,11 @@ def pack(frame, is_first, recorder, scope, logs, generators=()):
     updates = []
     for variable in scope.assigned.values():
         new = tf.convert_to_tensor(scope.state_mapping[id(variable)])
-        kind = kind_of_update(variable, new)
+        kind = kind_of_update(variable, new, frame.verdict)
         if kind == "sum":
             new = new - tf.convert_to_tensor(variable._value)
         updates.append((variable, kind))
-        tensors.append(_summable(frame, is_first, kind, new))
+        tensors.append(_rows_times(frame, new) if kind == "mean" else _summable(frame, is_first, kind, new))
     for generator in generators:
         updates.append((generator.state, "first"))
         tensors.append(_summable(frame, is_first, "first", tf.convert_to_tensor(generator.state)))
@@ -93,7 +107,7 @@ def pack(frame, is_first, recorder, scope, logs, generators=()):
         if known is not None:
             return _Leaf(("metric", *known))
         leaf = tf.convert_to_tensor(leaf)
-        kind = "mean" if leaf.dtype.is_floating else "add" if _is_count(leaf) else "first"
+        kind = _kind_of_log(frame, leaf, len(plan.log_dtypes))
         plan.log_dtypes.append(leaf.dtype)
         tensors.append(_summable(frame, is_first, kind, leaf))
         return _Leaf(("value", len(plan.log_dtypes) - 1))
@@ -107,20 +121,22 @@ def pack(frame, is_first, recorder, scope, logs, generators=()):
     return tensors, plan
 
 
-def _is_count(value) -> bool:
-    """Returns True where an integer is computed from the batch: its parts on the replicas then add up."""
-    if tf.executing_eagerly():
-        return True
-    pending, seen = [value], set()
-    while pending:
-        tensor = pending.pop()
-        if tensor.name in seen:
-            continue
-        seen.add(tensor.name)
-        if tensor.op.type in ("Placeholder", "IteratorGetNext") and tensor.dtype != tf.resource:
-            return True
-        pending.extend(tensor.op.inputs)
-    return False
+def _kind_of_log(frame, value, index: int) -> str:
+    known = None if frame.verdict is None else frame.verdict.kind_of_log(index)
+    if known is Kind.SUM:
+        return "add"
+    if value.dtype.is_floating:
+        return "mean"
+    # An integer that is computed from the batch is a count: its parts on the replicas add up.
+    counts = known is None and (tf.executing_eagerly() or reach.is_computed_from_the_batch(value))
+    return "add" if counts else "first"
+
+
+def _rows_times(frame, value):
+    """Returns what sums to rows * value where all replicas agree on it: the mean is then exactly that value."""
+    wide = value.dtype if value.dtype.is_complex else tf.float64
+    rows = 1 if frame.num_rows is None else frame.num_rows
+    return tf.cast(value, wide) * tf.cast(rows, wide)
 
 
 class _Leaf:
@@ -181,12 +197,13 @@ def check_rows(counted, expected) -> None:
     )
 
 
-def new_values(plan: Plan, summed_updates):
+def new_values(plan: Plan, summed_updates, num_rows):
     """Returns `(variable, new value)` for each update of a summed set.
 
     Args:
         plan: The set's plan.
         summed_updates: The summed tensors of its updates.
+        num_rows: Scalar float, rows of the global batch.
 
     Returns:
         List of pairs.
@@ -195,6 +212,8 @@ def new_values(plan: Plan, summed_updates):
     for (variable, kind), total in zip(plan.updates, summed_updates, strict=True):
         if kind == "sum":
             total = tf.convert_to_tensor(variable._value) + total
+        if kind == "mean":
+            total = total / tf.cast(num_rows, total.dtype)
         values.append((variable, tf.cast(total, variable.dtype)))
     return values
 

@@ -17,7 +17,17 @@ from tfdist_ext import compat, errors
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies import groups
 from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
-from tfdist_ext.training import agreement, batching, losses, optimizers, saving, unread_logs, worker_functions
+from tfdist_ext.training import (
+    agreement,
+    batching,
+    losses,
+    optimizers,
+    replica_collectives,
+    saving,
+    step_trial,
+    unread_logs,
+    worker_functions,
+)
 from tfdist_ext.training import embedding_rows as rows_of_embeddings
 from tfdist_ext.training import parameter_server_bridge as parameter_servers
 from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
@@ -55,7 +65,8 @@ def install() -> None:
     _replace(compat.KerasBaseOptimizer, "apply", optimizers.dispatch)
     _replace(keras.optimizers.LossScaleOptimizer, "apply", optimizers.dispatch)
     _replace(keras.random.SeedGenerator, "next", _next_seed)
-    _replace(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
+    for name, make in replica_collectives.REPLACEMENTS.items():
+        _replace(tf.distribute.ReplicaContext, name, make)
     compat.let_keras_variables_be_sharded()
     iterator = compat.KerasEpochIterator
     iterator._enumerate_iterator = parameter_servers.enumerate_steps(iterator._enumerate_iterator)
@@ -63,6 +74,7 @@ def install() -> None:
     _replace(keras.layers.Embedding, "call", rows_of_embeddings.look_up)
     _replace(keras.callbacks.CallbackList, "on_train_batch_end", unread_logs.tell_only_listeners)
     losses.install()
+    step_trial.install()
     agreement.install()
 
 
@@ -256,45 +268,6 @@ def _whole_metrics(model):
             variable.become_parts()
 
 
-def _all_reduce(original):
-    """Lets a replica without rows contribute nothing, whatever it computed on its row of zeros."""
-
-    def all_reduce(self, reduce_op, value, options=None):
-        frame = frames.current_frame()
-        if frame is None:
-            return original(self, reduce_op, value, options)
-        if frame.has_rows is not None:
-            value = tf.nest.map_structure(frame.mask, value)
-        if not frame.weighs_total or frame.share is None or frame.num_slots == 1:
-            return original(self, reduce_op, value, options)
-        # The backward pass sums what all replicas' losses say about this value. Where those are not weighted yet, they
-        # are on the way, and this replica's own weight, which its gradients get later, is taken out.
-        value = tf.nest.map_structure(lambda x: _with_gradient(x, lambda dx: _over_share(dx, frame)), value)
-        reduced = original(self, reduce_op, value, options)
-        return tf.nest.map_structure(
-            lambda y: _with_gradient(y, lambda dy: frames.weighted_by_share(frame, dy)), reduced
-        )
-
-    return all_reduce
-
-
-def _with_gradient(value, change):
-    if isinstance(value, tf.IndexedSlices):
-        return value
-
-    @tf.custom_gradient
-    def unchanged(tensor):
-        return tf.identity(tensor), change
-
-    return unchanged(value)
-
-
-def _over_share(gradient, frame):
-    if frame.loss_is_weighted:
-        return gradient
-    return tf.math.divide_no_nan(gradient, tf.cast(frame.share, gradient.dtype))
-
-
 def _next_seed(original):
     """Gives each slot a stream of its own; the state stays what it is on one device, the same everywhere."""
 
@@ -305,7 +278,7 @@ def _next_seed(original):
             frame.drew = True
             offset = tf.cast((frame.draw * _GOLDEN_RATIO) % 2**31, seed.dtype)
             return seed + tf.stack([offset, tf.zeros_like(offset)])
-        slot = _slot_of_this_replica()
+        slot = 0 if frame is not None and frame.trial is not None else _slot_of_this_replica()
         if not slot:
             return seed
         offset = (slot * _GOLDEN_RATIO) % 2**31

@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
+from tfdist_ext.training import whole_batch
+from tfdist_ext.training.batch_functions import Kind
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -27,11 +29,13 @@ def install() -> None:
     module.scale_loss_for_distribution = lambda value: frames.scale_loss(value, scale)
     module.unscale_loss_for_distribution = lambda value: frames.unscale_loss(value, unscale)
     _wrap(module, "reduce_weighted_values", _reduce_weighted_values)
+    _wrap(keras.losses.Loss, "__call__", _loss_of_any_kind)
     _wrap(compat.KerasCompileLoss, "call", _compiled_loss)
     _wrap(compat.KerasBaseOptimizer, "scale_loss", _weigh_total)
     _wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _weigh_total)
     _wrap(tf.nn, "compute_average_loss", _compute_average_loss)
     _wrap(tf.nn, "scale_regularization_loss", _scale_regularization_loss)
+    _wrap(keras.metrics.MeanMetricWrapper, "update_state", _update_mean_of_function)
     _wrap(keras.metrics.Mean, "update_state", _update_mean)
     _wrap(keras.metrics.Sum, "update_state", _update_sum)
 
@@ -53,7 +57,7 @@ def _reduce_weighted_values(
     if frame is not None and frame.pulled is not None:
         return _loss_of_a_set(frame, original, values, sample_weight, mask, reduction, dtype)
     frame = frames.distributed_frame()
-    if frame is None:
+    if frame is None or frame.is_whole:
         return original(values, sample_weight, mask, reduction, dtype)
     denominator = _own_denominator(values, sample_weight, mask, reduction, dtype)
     weight = None if denominator is None else frames.weight_of_denominator(denominator)
@@ -75,6 +79,41 @@ def _reduce_weighted_values(
     if not is_number and (reduction == "sum" or summed_by_the_tape):
         return tf.math.divide_no_nan(loss, tf.cast(frame.share, loss.dtype))
     return loss
+
+
+def _loss_of_any_kind(original, loss, y_true, y_pred, sample_weight=None):
+    """Computes a loss that is neither a mean nor a sum over rows on the rows of all replicas."""
+    frame = frames.current_frame()
+    if frame is None or frame.is_whole or not _has_other_parts(frame):
+        return original(loss, y_true, y_pred, sample_weight)
+    kind = whole_batch.kind_of_loss(loss, y_true, y_pred, sample_weight)
+    if frame.pulled is not None:
+        return _loss_of_any_kind_in_a_round(frame, kind, original, loss, y_true, y_pred, sample_weight)
+    if kind is Kind.NEITHER:
+        given = [y_true, y_pred] if sample_weight is None else [y_true, y_pred, sample_weight]
+        return whole_batch.loss_on_all_rows(frame, loss.name, lambda *whole: original(loss, *whole), given)
+    value = original(loss, y_true, y_pred, sample_weight)
+    # A sum by the function itself, which Keras then takes for a mean. In a custom loop it got the share with that.
+    return tf.math.divide_no_nan(value, tf.cast(frame.share, value.dtype)) if kind is Kind.SUM else value
+
+
+def _has_other_parts(frame) -> bool:
+    return frames.distributed_frame() is not None or (frame.pulled is not None and frame.round_size > 1)
+
+
+def _loss_of_any_kind_in_a_round(frame, kind, original, loss, y_true, y_pred, sample_weight):
+    if kind is Kind.NEITHER:
+        raise NotImplementedError(
+            f"The loss `{loss.name}` is no mean and no sum over the rows of a batch, and a step of `Synchronous` has "
+            f"{frame.round_size} batches whose workers do not know each other's rows. Use "
+            "`MultiWorkerMirroredStrategy`, or a policy that applies one batch at a time, as `BoundedStaleness`."
+        )
+    before = len(frame.reductions)
+    value = original(loss, y_true, y_pred, sample_weight)
+    if kind is not Kind.SUM:
+        return value
+    frame.reductions[before:] = [("sum", None)]
+    return value * frame.round_size
 
 
 def _loss_of_a_set(frame, original, values, sample_weight, mask, reduction, dtype):
@@ -128,10 +167,35 @@ def _compiled_loss(original, *args, **kwargs):
     if frame is None:
         return original(*args, **kwargs)
     frame.in_compiled_loss = True
+    _wrap_own_calls(args[0])
     try:
         return original(*args, **kwargs)
     finally:
         frame.in_compiled_loss = False
+
+
+def _wrap_own_calls(compiled) -> None:
+    """Lets losses that override `__call__` be computed as the others are."""
+    if not compiled.built:
+        return
+    compiled._flat_losses = [
+        entry if _is_ours_to_call(entry.loss) else entry._replace(loss=_OwnCall(entry.loss))
+        for entry in compiled._flat_losses
+    ]
+
+
+def _is_ours_to_call(loss) -> bool:
+    return isinstance(loss, _OwnCall) or type(loss).__call__ is keras.losses.Loss.__call__
+
+
+class _OwnCall:
+    """A loss whose class has a `__call__` of its own."""
+
+    def __init__(self, loss):
+        self.loss, self.name = loss, loss.name
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return _loss_of_any_kind(type(self.loss).__call__, self.loss, y_true, y_pred, sample_weight)
 
 
 def _weigh_total(original, optimizer, loss):
@@ -139,8 +203,9 @@ def _weigh_total(original, optimizer, loss):
     frame = frames.distributed_frame()
     if frame is None or not frame.weighs_total:
         return original(optimizer, loss)
-    frame.loss_is_weighted = True
-    return original(optimizer, loss * tf.cast(frame.share, loss.dtype))
+    weight = tf.identity(tf.cast(frame.share, loss.dtype), name="share_of_rows")
+    frame.weights.append(weight)
+    return original(optimizer, loss * weight)
 
 
 def _compute_average_loss(original, per_example_loss, sample_weight=None, global_batch_size=None):
@@ -165,11 +230,36 @@ def _scale_regularization_loss(original, regularization_loss):
     return whole if frame.weighs_total else whole * tf.cast(frame.share, loss.dtype)
 
 
+def _update_mean_of_function(original, metric, y_true, y_pred, sample_weight=None):
+    """Feeds a metric whose function is neither a mean nor a sum over rows the rows of all replicas."""
+    frame = frames.distributed_frame()
+    if frame is None or not frame.weighs_total or frame.is_whole:
+        return original(metric, y_true, y_pred, sample_weight)
+    function = functools.partial(metric._fn, **metric._fn_kwargs)
+    kind = whole_batch.kind_of_function(metric, function, y_true, y_pred)
+    if kind is Kind.SUM and sample_weight is None:
+        value = function(y_true, y_pred)
+        return keras.metrics.Mean.update_state(
+            metric, tf.math.divide_no_nan(value, tf.cast(frame.share, value.dtype))
+        )
+    if kind is not Kind.NEITHER:
+        return original(metric, y_true, y_pred, sample_weight)
+    values = whole_batch.on_all_rows(frame, metric.name, function, [y_true, y_pred])
+    if len(values.shape):
+        values = whole_batch.rows_of_this_replica(frame, values)
+    if sample_weight is not None:
+        sample_weight = keras.ops.convert_to_tensor(sample_weight)[: frame.num_rows]
+    return keras.metrics.Mean.update_state(metric, values, sample_weight)
+
+
 def _update_mean(original, metric, values, sample_weight=None):
     """Lets a mean that is fed one number a batch count the replicas of a batch as that one batch."""
     frame = frames.distributed_frame()
     values = keras.ops.convert_to_tensor(values)
-    if frame is None or not frame.weighs_total or sample_weight is not None or len(values.shape):
+    if frame is None or not frame.weighs_total or len(values.shape):
+        return original(metric, values, sample_weight)
+    values = _of_whole_batch(frame, values)
+    if sample_weight is not None:
         return original(metric, values, sample_weight)
     return original(metric, values, tf.cast(frame.share, metric.dtype))
 
@@ -179,5 +269,15 @@ def _update_sum(original, metric, values, sample_weight=None):
     frame = frames.distributed_frame()
     values = keras.ops.convert_to_tensor(values)
     if frame is not None and frame.weighs_total and not len(values.shape):
-        values = values * tf.cast(frame.share, values.dtype)
+        values = frames.times(_of_whole_batch(frame, values), frame.share)
     return original(metric, values, sample_weight)
+
+
+def _of_whole_batch(frame, value):
+    """Returns a number that a metric is fed so that the mean over replicas, weighted by rows, is that of the batch."""
+    index, frame.num_scalars = frame.num_scalars, frame.num_scalars + 1
+    if frame.trial is not None:
+        frame.trial.scalars.append(value.numpy())
+    if frame.verdict is not None and frame.verdict.is_sum_in_metric(index):
+        return tf.math.divide_no_nan(value, tf.cast(frame.share, value.dtype))
+    return value

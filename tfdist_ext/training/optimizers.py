@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
+from tfdist_ext.training import replica_collectives
 
 
 def apply(optimizer, gradients, variables) -> None:
@@ -107,9 +108,7 @@ def apply_in_place(frame, optimizer, gradients, variables) -> None:
     if not pairs:
         raise ValueError("No gradient reaches any of the variables given to the optimizer.")
     variables = [variable for _, variable in pairs]
-    own = [frame.mask(frames.weighted_by_share(frame, gradient)) for gradient, _ in pairs]
-
-    frame.loss_is_weighted = False
+    own = [frame.mask(g) for g in frames.gradients_of_application(frame, [gradient for gradient, _ in pairs])]
 
     def merge(strategy, *distributed):
         extended = strategy.extended
@@ -123,7 +122,7 @@ def apply_in_place(frame, optimizer, gradients, variables) -> None:
         )
 
     with _naming_the_mistake():
-        tf.distribute.get_replica_context().merge_call(merge, args=tuple(own))
+        replica_collectives.merge(merge, *own)
 
 
 class _naming_the_mistake:  # noqa: N801 - reads as a statement

@@ -7,6 +7,7 @@ is caught by a `keras.StatelessScope` and handed out as values.
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import keras
 import tensorflow as tf
@@ -84,10 +85,23 @@ class Recorder(ResultNotes):
                 "No gradient reaches any trainable variable. Check that the loss of `train_step` depends on the "
                 "model's output."
             )
+        _warn_of_missing(gradients, variables)
         self.applied = True
-        self.gradients = [_shaped(frames.weighted_by_share(frame, g), v) for g, v in pairs]
         self.variables = [variable for _, variable in pairs]
-        frame.loss_is_weighted = False
+        weighted = frames.gradients_of_application(frame, [gradient for gradient, _ in pairs])
+        self.gradients = [_shaped(g, v) for g, v in zip(weighted, self.variables, strict=True)]
+
+
+def _warn_of_missing(gradients, variables) -> None:
+    """Says which variables got no gradient, as Keras does where it applies them."""
+    missing = [v.path for g, v in zip(gradients, variables, strict=True) if g is None]
+    context = tf.distribute.get_replica_context()
+    if missing and (context is None or context._replica_id == 0):
+        warnings.warn(
+            f"Gradients do not exist for variables {missing} when minimizing the loss. If using `model.compile()`, did "
+            "you forget to provide a `loss` argument?",
+            stacklevel=2,
+        )
 
 
 def _shaped(gradient, variable):

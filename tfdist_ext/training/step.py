@@ -7,6 +7,7 @@ sees their `run_distributed` and leaves the step to them.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,7 +16,7 @@ from absl import logging
 from tfdist_ext import compat
 from tfdist_ext.data import batches, slot_values
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training import computed, optimizers, random_ops
+from tfdist_ext.training import computed, optimizers, random_ops, step_trial
 from tfdist_ext.training.recorder import NeedsInPlace, Recorder, RecordingScope, watching_results
 
 
@@ -34,11 +35,13 @@ class _Step:
         self._masked = False
         self._in_place = False
         self._reported = False
+        self._verdict: Any = None
 
     def __call__(self, data):
         return self.python_step(data)
 
     _name = "step"
+    _method = ""
 
     def python_step(self, data):
         """The model's own step."""
@@ -62,6 +65,10 @@ class _Step:
         if strategy.num_replicas_in_sync == 1:
             return strategy.extended.call_for_each_replica(self._run_alone, args=(strategy, data))
         data, rows, may_be_empty = _as_slots(strategy, data)
+        if self._verdict is None:
+            self._verdict = self._tried(strategy, data)
+        if self._verdict.needs_whole_batch:
+            data, rows, may_be_empty = _all_on_the_first(strategy, data, rows)
         per_replica, plan = self._compute(strategy, data, rows, may_be_empty)
         self._report_uncovered_randomness()
         loss_scale = functools.partial(optimizers.loss_scale_of, self._optimizer)
@@ -73,6 +80,12 @@ class _Step:
     def _run_alone(self, strategy, data):
         with frames.entered(strategy.frame_of_this_replica(None)):
             return self.python_step(data)
+
+    def _tried(self, strategy, data):
+        if not step_trial.is_users_own(self.model, self._method):
+            return step_trial.Verdict()
+        specs = tf.nest.map_structure(_spec_of_rows, data)
+        return step_trial.verdict_of(strategy, self.model, self.python_step, specs)
 
     # --- compute ------------------------------------------------------------------------------------------------
     def _compute(self, strategy, data, rows, may_be_empty):
@@ -115,7 +128,8 @@ class _Step:
 
         def run(batch, guarded):
             frame.guarded = guarded
-            frame.recorder, frame.loss_is_weighted = Recorder(self._optimizer, self._in_place), False
+            frame.recorder, frame.weights = Recorder(self._optimizer, self._in_place), []
+            frame.verdict, frame.num_applications, frame.num_scalars = self._verdict, 0, 0
             scope = RecordingScope(frame.recorder, self._deferred_variables())
             with frames.entered(frame), scope:
                 logs = self.python_step(batch)
@@ -157,7 +171,7 @@ class _Step:
         logs = summed[plan.num_gradients + len(plan.updates) : -1]
 
         def update(local):
-            assignments = computed.new_values(plan, [values[local] for values in updates])
+            assignments = computed.new_values(plan, [values[local] for values in updates], summed[-1][local])
             if gradients:
                 optimizers.apply(self._optimizer, [g[local] for g in gradients], plan.gradient_variables)
             drawn = None
@@ -178,6 +192,7 @@ class TrainStep(_Step):
     """`model.train_step` under a synchronous strategy."""
 
     _name = "gradients"
+    _method = "train_step"
 
     def python_step(self, data):
         """The model's own `train_step`."""
@@ -193,6 +208,7 @@ class TestStep(_Step):
 
     __test__ = False  # Not a test class, whatever pytest thinks of its name.
     _name = "evaluation"
+    _method = "test_step"
 
     def python_step(self, data):
         """The model's own `test_step`."""
@@ -274,6 +290,37 @@ def _as_slots(strategy, data):
     )
     empty = known is None or known < strategy.num_replicas_in_sync
     return data, rows, empty
+
+
+def _spec_of_rows(value):
+    """Returns the spec of a component of a batch, with its rows unknown."""
+    spec = value.value_specs[0] if isinstance(value, slot_values.PerSlotSpec) else None
+    spec = spec or tf.type_spec_from_value(
+        value.values[0] if isinstance(value, compat.DistributedValues) else value
+    )
+    return batches.with_unknown_rows(spec)
+
+
+def _all_on_the_first(strategy, data, rows):
+    """Gives the whole batch to the first slot, and none of it to the others."""
+    extended = strategy.extended
+    total = tf.reduce_sum(rows)
+    slots = strategy.num_replicas_in_sync
+    rows = tf.concat([tf.reshape(total, [1]), tf.zeros([slots - 1], rows.dtype)], axis=0)
+
+    def regroup(value):
+        parts = list(value.values) if isinstance(value, compat.DistributedValues) else [value]
+        if not all(isinstance(part, tf.Tensor) for part in parts):
+            raise NotImplementedError(
+                "A step whose loss is no mean and no sum over rows needs the whole batch on one replica, and a part of "
+                f"this batch is a {type(parts[0]).__name__}. Give the loss to `compile`, or use dense inputs."
+            )
+        whole = extended.gather_slots([parts])[0]
+        whole = tf.ensure_shape(whole, [None, *parts[0].shape[1:]])
+        own = [whole if slot == 0 else whole[:0] for slot in extended.local_slots]
+        return slot_values.PerSlot(own, rows)
+
+    return tf.nest.map_structure(regroup, data), rows, True
 
 
 def _as_tensor(leaf):
