@@ -187,8 +187,15 @@ def gradients_of_application(frame: Frame | None, gradients) -> list:
         return list(gradients)
     index, frame.num_applications = frame.num_applications, frame.num_applications + 1
     if frame.verdict is not None and frame.verdict.is_sum(index):
-        return list(gradients)
+        return [over_share(frame, gradient) for gradient in gradients]
     return [weighted_by_share(frame, gradient) for gradient in gradients]
+
+
+def over_share(frame: Frame, gradient):
+    """Returns a gradient as it was before its loss was weighted."""
+    if not is_weighted(frame, gradient):
+        return gradient
+    return times(gradient, tf.math.divide_no_nan(tf.ones([], tf.float64), frame.share))
 
 
 def times(value, factor):

@@ -33,6 +33,7 @@ class Plan:
         updates: `(keras.Variable, kind)` for each update; kind in "sum", "add", "mean", "first".
         logs: Structure of logs whose leaves are `("metric", metric, path)`, `("value", index)` or constants.
         log_dtypes: Dtype of each transported log value.
+        method: The method of the optimizer that the step called.
         specs: Type of each tensor of the set: gradients, updates, logs, and the replica's number of rows.
     """
 
@@ -40,6 +41,7 @@ class Plan:
     updates: list
     logs: object
     log_dtypes: list
+    method: str = "apply"
     specs: list = dataclasses.field(default_factory=list)
 
     @property
@@ -98,7 +100,7 @@ def pack(frame, is_first, recorder, scope, logs, generators=()):
     for generator in generators:
         updates.append((generator.state, "first"))
         tensors.append(_summable(frame, is_first, "first", tf.convert_to_tensor(generator.state)))
-    plan = Plan(list(recorder.variables), updates, None, [])
+    plan = Plan(list(recorder.variables), updates, None, [], recorder.method)
 
     def plan_log(leaf):
         if not tf.is_tensor(leaf):

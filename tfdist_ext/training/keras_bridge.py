@@ -23,6 +23,7 @@ from tfdist_ext.training import (
     losses,
     optimizers,
     replica_collectives,
+    row_states,
     saving,
     step_trial,
     unread_logs,
@@ -62,8 +63,7 @@ def install() -> None:
     for name in ("save", "save_weights"):
         _replace(keras.Model, name, lambda original: saving.atomically(original, strategy_of))
     _replace(trainer, "compile", _compile)
-    _replace(compat.KerasBaseOptimizer, "apply", optimizers.dispatch)
-    _replace(keras.optimizers.LossScaleOptimizer, "apply", optimizers.dispatch)
+    optimizers.install()
     _replace(keras.random.SeedGenerator, "next", _next_seed)
     for name, make in replica_collectives.REPLACEMENTS.items():
         _replace(tf.distribute.ReplicaContext, name, make)
@@ -126,6 +126,7 @@ def _make_predict_function(original):
         strategy = strategy_of(self)
         if strategy is None or (self.predict_function is not None and not force):
             return original(self, force)
+        row_states.check(self, strategy)
         step = PredictStep(self)
         predict_one = self._autoconvert_optionals(lambda data: strategy.run(step, args=(data,)))
 
@@ -152,6 +153,7 @@ def _maybe_symbolic_build(original):
         strategy = strategy_of(self)
         if strategy is None:
             return original(self, iterator=iterator, data_batch=data_batch)
+        row_states.check(self, strategy)
         if iterator is not None:
             # Keras would draw a batch here; a dataset that reshuffles would then start one epoch late.
             specs = iterator._distributed_dataset

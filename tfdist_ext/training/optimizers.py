@@ -14,7 +14,7 @@ from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training import replica_collectives
 
 
-def apply(optimizer, gradients, variables) -> None:
+def apply(optimizer, gradients, variables, method: str = "apply") -> None:
     """Applies summed gradients to the replica whose components are being updated.
 
     Runs on: every worker, inside `update_each_local_replica`. Loss scaling, clipping, accumulation, weight decay
@@ -24,15 +24,18 @@ def apply(optimizer, gradients, variables) -> None:
         optimizer: Keras optimizer, built.
         gradients: One gradient for each variable, dense or `tf.IndexedSlices`.
         variables: Keras variables.
+        method: The method of the optimizer that the step called.
     """
     with after(gradients):
-        apply_at_once(optimizer, gradients, variables)
+        apply_at_once(optimizer, gradients, variables, method)
 
 
-def apply_at_once(optimizer, gradients, variables) -> None:
+def apply_at_once(optimizer, gradients, variables, method: str = "apply") -> None:
     """Like `apply`, for gradients that are there in any case: nothing waits for all of them."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         compat.apply_loss_scaled(optimizer, gradients, variables)
+    elif method == "apply_gradients":
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     else:
         optimizer.apply(gradients, variables)
 
@@ -91,7 +94,7 @@ def build_if_needed(optimizer, variables) -> None:
             optimizer.build(list(variables))
 
 
-def apply_in_place(frame, optimizer, gradients, variables) -> None:
+def apply_in_place(frame, optimizer, gradients, variables, method: str = "apply") -> None:
     """Sums the gradients of all replicas and applies the sum, from within a replica function.
 
     Args:
@@ -99,6 +102,7 @@ def apply_in_place(frame, optimizer, gradients, variables) -> None:
         optimizer: Keras optimizer.
         gradients: Gradients of this replica; None where there is none.
         variables: Their variables, or None for the optimizer's own.
+        method: The method of the optimizer that was called.
 
     Raises:
         RuntimeError: Called inside `tf.cond` or a nested `tf.function` while several local replicas are traced.
@@ -118,7 +122,7 @@ def apply_in_place(frame, optimizer, gradients, variables) -> None:
         summed = extended.sum_step(per_replica, "gradients", variables, loss_scale)
         build_if_needed(optimizer, variables)
         extended.update_each_local_replica(
-            lambda local: apply(optimizer, [values[local] for values in summed], variables)
+            lambda local: apply(optimizer, [values[local] for values in summed], variables, method)
         )
 
     with _naming_the_mistake():
@@ -137,6 +141,52 @@ class _naming_the_mistake:  # noqa: N801 - reads as a statement
                 "function itself, or pass the tf.function to strategy.run."
             ) from error
         return False
+
+
+def install() -> None:
+    """Replaces `apply` and `apply_gradients` of every optimizer class that has one of its own, now and later.
+
+    What a subclass makes of gradients before it hands them on is for their sum: the outermost call is recorded.
+    """
+    base = compat.KerasBaseOptimizer
+    _replace_methods(base)
+    inherited = base.__init_subclass__
+
+    def replace_in_subclass(cls, **kwargs):
+        inherited(**kwargs)
+        _replace_methods(cls)
+
+    base.__init_subclass__ = classmethod(replace_in_subclass)
+
+
+def _replace_methods(cls) -> None:
+    own = {"apply": dispatch, "apply_gradients": dispatch_pairs}
+    if cls is compat.KerasBaseOptimizer:
+        own = {"apply": dispatch}  # Its `apply_gradients` calls the `apply` of the instance.
+    for name, make in own.items():
+        if name in vars(cls):
+            setattr(cls, name, functools.wraps(vars(cls)[name])(make(vars(cls)[name])))
+    for subclass in cls.__subclasses__():
+        _replace_methods(subclass)
+
+
+def dispatch_pairs(original):
+    """Returns the `apply_gradients` that optimizer classes with one of their own get.
+
+    Args:
+        original: The unbound method it replaces.
+    """
+
+    def apply_or_record_pairs(self, grads_and_vars, **kwargs):
+        frame = frames.current_frame()
+        if frame is None or (frame.num_slots == 1 and frame.recorder is None):
+            return original(self, grads_and_vars, **kwargs)
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        if frame.recorder is not None and not frame.recorder.in_place:
+            return frame.recorder.record_apply(frame, self, gradients, variables, method="apply_gradients")
+        return apply_in_place(frame, self, gradients, variables, method="apply_gradients")
+
+    return apply_or_record_pairs
 
 
 def dispatch(original):

@@ -56,6 +56,7 @@ class Recorder(ResultNotes):
         optimizer: The compiled optimizer; None when nothing may be applied (evaluation).
         in_place: True to sum and apply at once instead of recording.
         applied: True once gradients were recorded.
+        method: The method of the optimizer that was called.
         gradients: Recorded gradients, without the None ones.
         variables: The variable of each recorded gradient.
     """
@@ -65,10 +66,11 @@ class Recorder(ResultNotes):
         self.optimizer = optimizer
         self.in_place = in_place
         self.applied = False
+        self.method = "apply"
         self.gradients: list = []
         self.variables: list = []
 
-    def record_apply(self, frame, optimizer, gradients, variables):
+    def record_apply(self, frame, optimizer, gradients, variables, method: str = "apply"):
         """Keeps the gradients of the compiled optimizer's only step.
 
         Raises:
@@ -86,7 +88,7 @@ class Recorder(ResultNotes):
                 "model's output."
             )
         _warn_of_missing(gradients, variables)
-        self.applied = True
+        self.applied, self.method = True, method
         self.variables = [variable for _, variable in pairs]
         weighted = frames.gradients_of_application(frame, [gradient for gradient, _ in pairs])
         self.gradients = [_shaped(g, v) for g, v in zip(weighted, self.variables, strict=True)]

@@ -173,7 +173,9 @@ class _Step:
         def update(local):
             assignments = computed.new_values(plan, [values[local] for values in updates], summed[-1][local])
             if gradients:
-                optimizers.apply(self._optimizer, [g[local] for g in gradients], plan.gradient_variables)
+                optimizers.apply(
+                    self._optimizer, [g[local] for g in gradients], plan.gradient_variables, plan.method
+                )
             drawn = None
             if local == 0:
                 updated = [pair for pair in assignments if isinstance(pair[0], keras.Variable)]

@@ -109,7 +109,7 @@ class _TrialRecorder(ResultNotes):
         super().__init__()
         self._trial = trial
 
-    def record_apply(self, frame, optimizer, gradients, variables):
+    def record_apply(self, frame, optimizer, gradients, variables, method="apply"):
         variables = list(optimizer._trainable_variables if variables is None else variables)
         own = {
             id(v): tf.convert_to_tensor(frames.weighted_by_share(frame, g)).numpy()
