@@ -321,6 +321,11 @@ def strategies_of_optimizer(optimizer) -> list:
     return [part._distribution_strategy for part in parts if hasattr(part, "_distribution_strategy")]
 
 
+def strategies_of_variables(variables) -> list:
+    """Returns the strategy of each Keras variable, None for one of no strategy."""
+    return [getattr(variable._value, "_distribute_strategy", None) for variable in variables]
+
+
 # --- Parameter servers: remote functions on the tasks of a cluster ------------------------------------------------
 _REMOTE = re.compile("/job:(ps|worker)/")
 

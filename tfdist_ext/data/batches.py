@@ -131,15 +131,17 @@ def empty_batch(spec_structure):
 
 
 def one_row_of_zeros(structure):
-    """Returns a batch of one row of zeros shaped like the rows of `structure` (dense components only)."""
+    """Returns a batch of one row of zeros shaped like the rows of `structure`; ragged dimensions have one element."""
 
     def row(value):
-        if not isinstance(value, tf.Tensor):
-            raise NotImplementedError(
-                "A model that communicates in its forward pass (synchronized BatchNormalization, a masked or "
-                "sample-weighted mean loss) needs dense inputs when a replica may be empty; received "
-                f"{type(value).__name__}. Use drop_remainder=True when you batch."
+        if isinstance(value, tf.SparseTensor):
+            indices = tf.zeros([0, value.shape.rank], tf.int64)
+            return tf.SparseTensor(
+                indices, row(value.values)[:0], tf.concat([[1], value.dense_shape[1:]], axis=0)
             )
+        if isinstance(value, tf.RaggedTensor):
+            splits = [tf.constant([0, 1], value.row_splits.dtype)] * value.ragged_rank
+            return tf.RaggedTensor.from_nested_row_splits(row(value.flat_values), splits)
         shape = tf.concat([[1], tf.shape(value)[1:]], axis=0)
         return tf.zeros(shape, value.dtype) if value.dtype != tf.string else tf.fill(shape, "")
 

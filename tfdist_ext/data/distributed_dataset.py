@@ -83,13 +83,49 @@ class DistributedDataset(compat.DistributedDataset):
     def __iter__(self):
         if not tf.executing_eagerly():
             raise RuntimeError(
-                "Open the iterator of a distributed dataset outside of tf.function, then pass it in."
+                "`iter`, `enumerate` and `zip` of a distributed dataset do not work inside a tf.function. Write `for "
+                "batch in dataset`, or open the iterator outside of the function and pass it in."
             )
         if self._plain is not None:
             return iter(self._plain)
         if not self._open_local.exchanges:
             return self._wrap(iter(self._local_pipeline()))
         return self._pipeline().open(self._strategy.next_input_number(), self._wrap)
+
+    def reduce(self, initial_state, reduce_func):
+        """Walks one pass of the dataset inside a tf.function: what AutoGraph makes of `for batch in dataset`.
+
+        Args:
+            initial_state: Structure of tensors.
+            reduce_func: Function of the state and a distributed batch that returns the next state.
+
+        Returns:
+            The state after the last batch.
+
+        Raises:
+            RuntimeError: The workers must tell each other batch by batch who has data, or each pass has an order of
+                its own: such a pass is opened outside of the function.
+        """
+        if self._plain is not None:
+            iterator, batch_of = iter(self._plain), lambda element: element
+        elif self._open_local.exchanges or not self._open_local.same_each_pass:
+            raise RuntimeError(
+                "This distributed dataset cannot be walked inside a tf.function: its length is not known to all, "
+                "or each pass has another order. Open its iterator outside of the function and pass it in."
+            )
+        else:
+            iterator = iter(self._local_pipeline())
+            batch_of = self._wrap(iterator).packed
+
+        def has_value(optional, state):
+            return optional.has_value()
+
+        def advance(optional, state):
+            state = reduce_func(state, batch_of(optional.get_value()))
+            return iterator.get_next_as_optional(), state
+
+        loop_variables = (iterator.get_next_as_optional(), initial_state)
+        return tf.while_loop(has_value, advance, loop_variables, parallel_iterations=1)[1]
 
     def _wrap(self, iterator):
         return DistributedIterator(self._strategy, iterator)
@@ -292,7 +328,7 @@ def from_function_of_replicas(dataset_fn, strategy) -> DistributedDataset:
             dataset.map(mark).concatenate(tf.data.Dataset.from_tensors(0).repeat().map(nothing))
             for dataset in datasets
         ]
-        return tf.data.Dataset.zip(*without_end).take_while(anyone_has_data).map(join)
+        return tf.data.Dataset.zip(tuple(without_end)).take_while(anyone_has_data).map(join)
 
     sharding = sharding_policy.Sharding("FUNCTION", "each replica reads what the function returned for it")
     cardinality = max(int(dataset.cardinality()) for dataset in datasets)

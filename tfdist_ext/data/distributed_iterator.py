@@ -34,7 +34,8 @@ class DistributedIterator(tf.distribute.DistributedIterator, compat.CompositeTen
     def _lookup_dependency(self, name, cached_dependencies=None):
         return self._iterator if name == "iterator" else None
 
-    def _packed(self, element):
+    def packed(self, element):
+        """Returns a distributed batch out of what the pipeline yields."""
         parts, rows = element
         return tf.nest.map_structure(lambda *values: PerSlot(values, rows), *parts)
 
@@ -50,14 +51,14 @@ class DistributedIterator(tf.distribute.DistributedIterator, compat.CompositeTen
 
     def get_next(self):
         """Returns the next distributed batch; raises `tf.errors.OutOfRangeError` at the end."""
-        return self._packed(self._iterator.get_next())
+        return self.packed(self._iterator.get_next())
 
     def get_next_as_optional(self):
         """Returns the next distributed batch as an Optional, empty at the end."""
         optional = self._iterator.get_next_as_optional()
         return tf.cond(
             optional.has_value(),
-            lambda: tf.experimental.Optional.from_value(self._packed(optional.get_value())),
+            lambda: tf.experimental.Optional.from_value(self.packed(optional.get_value())),
             lambda: tf.experimental.Optional.empty(self.element_spec),
         )
 

@@ -8,6 +8,7 @@ those threads in mid-trace at every `merge_call`.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import threading
@@ -128,6 +129,12 @@ def outside_of_replica():
             yield
     finally:
         compat.set_stateless_scope(scope)
+
+
+def outside_of_everything(function):
+    """Calls a function in a thread of its own: no graph, strategy, replica or Keras scope is in force there."""
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tfdist_ext-outside") as executor:
+        return executor.submit(function).result()
 
 
 def distributed_frame() -> Frame | None:

@@ -10,8 +10,10 @@ import tensorflow as tf
 from tfdist_ext import compat
 from tfdist_ext.collectives import local
 from tfdist_ext.collectives.cross_device import RingAllReduce
+from tfdist_ext.strategies import local_devices
 from tfdist_ext.strategies.gpu_memory import let_memory_grow
-from tfdist_ext.strategies.synchronous_extended import SynchronousExtended, SynchronousStrategy
+from tfdist_ext.strategies.synchronous_extended import SynchronousExtended
+from tfdist_ext.strategies.synchronous_strategy import SynchronousStrategy
 
 # TensorFlow names its collectives by group key; strategies that share keys break each other's shapes.
 _key_bases = itertools.count(1)
@@ -49,7 +51,7 @@ class MirroredExtended(SynchronousExtended, compat.MirroredExtended):
     """Extended object of `MirroredStrategy`."""
 
     def __init__(self, container_strategy, devices, cross_device_ops):
-        devices = list(devices) if devices else compat.all_local_devices()
+        devices = local_devices.checked(devices)
         self._own_sum = RingAllReduce(None, num_local=len(devices))
         self._chosen_ops = cross_device_ops
         on_hosts = all("GPU" not in device.upper() for device in devices)
@@ -118,12 +120,13 @@ class MirroredStrategy(SynchronousStrategy, tf.distribute.MirroredStrategy):
     included.
 
     Args:
-        devices: Device names; all GPUs by default, else all (logical) CPUs.
+        devices: Device names or `tf.config.LogicalDevice`s; all GPUs by default, else all (logical) CPUs.
         cross_device_ops: Instance of `tf.distribute.CrossDeviceOps` that sums gradients. By default NCCL on
             GPUs, and a sum in the fixed order of the replicas on CPUs.
 
     Raises:
         TypeError: `cross_device_ops` is a class or no CrossDeviceOps.
+        ValueError: A device is not there or is named twice.
 
     Example:
         >>> strategy = MirroredStrategy(["CPU:0"])

@@ -14,7 +14,8 @@ from tfdist_ext.strategies import groups
 from tfdist_ext.strategies.compressed_sums import CompressedSums
 from tfdist_ext.strategies.gpu_memory import let_memory_grow
 from tfdist_ext.strategies.mirrored import copies, next_collective_key_base, sum_by
-from tfdist_ext.strategies.synchronous_extended import SynchronousExtended, SynchronousStrategy
+from tfdist_ext.strategies.synchronous_extended import SynchronousExtended
+from tfdist_ext.strategies.synchronous_strategy import SynchronousStrategy
 
 # Large enough that the number of messages costs little, small enough that a large model's first message leaves while
 # the rest of the backward pass runs. On 2 processes of one host, 2, 4 and 8 MiB could not be told apart.

@@ -13,8 +13,9 @@ from tfdist_ext.strategies import (
 from tfdist_ext.training.coordinator import ClusterCoordinator
 from tfdist_ext.training.delay_compensation import DelayCompensation
 from tfdist_ext.training.keras_bridge import install
+from tfdist_ext.training.predict_step import PredictStep
 from tfdist_ext.training.scaling import ScaledSettings, scaled_settings
-from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
+from tfdist_ext.training.step import TestStep, TrainStep
 from tfdist_ext.training.update_logs import UpdateLogs
 
 install()

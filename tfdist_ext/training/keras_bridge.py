@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 
 import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdist_ext import compat, errors
+from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies import groups
-from tfdist_ext.strategies.synchronous_extended import SynchronousStrategy
+from tfdist_ext.strategies.synchronous_strategy import SynchronousStrategy
 from tfdist_ext.training import (
     agreement,
     batching,
+    belonging,
+    building,
     losses,
     optimizers,
     replica_collectives,
     row_states,
     saving,
-    step_trial,
     unread_logs,
+    without_chance,
     worker_functions,
 )
 from tfdist_ext.training import embedding_rows as rows_of_embeddings
 from tfdist_ext.training import parameter_server_bridge as parameter_servers
-from tfdist_ext.training.step import PredictStep, TestStep, TrainStep
+from tfdist_ext.training.predict_step import PredictStep
+from tfdist_ext.training.step import TestStep, TrainStep
 
 _installed = False
 # Weyl sequence: slots get seeds far apart. Slot 0 keeps the one device's.
@@ -73,8 +77,9 @@ def install() -> None:
     iterator.num_batches = parameter_servers.num_batches(iterator.num_batches)
     _replace(keras.layers.Embedding, "call", rows_of_embeddings.look_up)
     _replace(keras.callbacks.CallbackList, "on_train_batch_end", unread_logs.tell_only_listeners)
+    _replace(keras.metrics.Metric, "add_variable", building.add_variable)
     losses.install()
-    step_trial.install()
+    without_chance.install()
     agreement.install()
 
 
@@ -159,39 +164,21 @@ def _maybe_symbolic_build(original):
             specs = iterator._distributed_dataset
             specs = getattr(specs, "batch_spec", None) or specs.element_spec
             batching.check_batched(self, specs)
-            data_batch = keras.tree.map_structure(_one_row, specs)
-        with strategy.scope():
-            try:
-                self._symbolic_build(data_batch=data_batch)
-            except Exception as error:
-                if isinstance(error.__context__, errors.TfdistError):
-                    raise error.__context__ from None  # Keras wraps what stops a build.
-                if not _parts_are_built(self):
-                    raise
-                # A model without `call` (a GAN, a distiller): its parts are built and its train_step knows them.
-                logging.debug("Model `%s` has no symbolic build; its layers are built.", self.name)
-                if self.optimizer is not None and not self.optimizer.built:
-                    self.optimizer.build(self.trainable_variables)
+            data_batch = specs
+        building.build(self, strategy, data_batch)
         return None
 
     return build_from_specs
 
 
-def _one_row(spec):
-    return keras.KerasTensor(spec.shape, spec.dtype.name) if isinstance(spec, tf.TensorSpec) else spec
-
-
-def _parts_are_built(model) -> bool:
-    return all(layer.built for layer in model._flatten_layers(include_self=False)) and bool(model.layers)
-
-
 def _compile(original):
     def compile_checked(self, *args, **kwargs):
+        belonging.check_scope(self, "compile")
         servers = parameter_servers.strategy_of(self)
         if servers is not None:
             with servers.scope():
                 original(self, *args, **kwargs)
-            _refuse_foreign_optimizer(self, servers)
+            belonging.check_compiled(self)
             parameter_servers.check_compiled(self)
             return
         strategy = strategy_of(self)
@@ -201,32 +188,29 @@ def _compile(original):
         with strategy.scope():
             # What is given by name is then made here, wherever the user calls `compile`.
             original(self, *args, **kwargs)
-        _refuse_foreign_optimizer(self, strategy)
+        belonging.check_compiled(self)
         if self.jit_compile is True and strategy.num_replicas_in_sync > 1:
-            raise ValueError(
-                "`jit_compile=True` cannot be combined with more than one replica: XLA can neither communicate "
-                "between hosts nor share variables between CPU devices. Compile with `jit_compile=False`."
-            )
+            # XLA can neither communicate between hosts nor share variables between CPU devices.
+            logging.log_first_n(
+                logging.WARNING, "`jit_compile=True` has no effect on %d replicas: steps run without XLA.", 1,
+                strategy.num_replicas_in_sync,
+            )  # fmt: skip
+            self.jit_compile = False
 
     return compile_checked
 
 
-def _refuse_foreign_optimizer(model, strategy) -> None:
-    if any(made_in is not strategy for made_in in compat.strategies_of_optimizer(model.optimizer)):
-        raise ValueError(
-            f"The optimizer `{model.optimizer.name}` was made outside the scope of the model's strategy, so its "
-            "variables are not on the strategy's devices. Make it inside `with strategy.scope():`."
-        )
-
-
 def _translating(original):
     def translated(self, *args, **kwargs):
+        belonging.check_scope(self, original.__name__)
+        given = inspect.signature(original).bind_partial(self, *args, **kwargs).arguments
+        belonging.check_data(self, *(given.get(name) for name in ("x", "validation_data", "class_weight")))
         if parameter_servers.strategy_of(self) is not None:
             with parameter_servers.running(original.__name__, self):
                 return original(self, *args, **kwargs)
         strategy = strategy_of(self)
         if strategy is None:
-            _refuse_foreign_scope(self)
+            _warn_of_lone_model(self)
             with groups.in_use(None):
                 return original(self, *args, **kwargs)
         with (
@@ -239,13 +223,7 @@ def _translating(original):
     return translated
 
 
-def _refuse_foreign_scope(model) -> None:
-    current = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-    if isinstance(current, SynchronousStrategy):
-        raise ValueError(
-            f"Model `{model.name}` was made outside the scope of the strategy that is in force here, so it would not "
-            "be distributed. Build and compile it inside `with strategy.scope():`."
-        )
+def _warn_of_lone_model(model) -> None:
     if groups.is_in_a_group():
         logging.log_first_n(
             logging.WARNING,

@@ -1,7 +1,7 @@
 """What is one step? Compute on each replica, aggregate, apply once.
 
-`TrainStep`, `TestStep` and `PredictStep` are the functions that Keras hands to `strategy.run`; the strategy
-sees their `run_distributed` and leaves the step to them.
+`TrainStep` and `TestStep` are the functions that Keras hands to `strategy.run`; the strategy sees their
+`run_distributed` and leaves the step to them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdist_ext import compat
-from tfdist_ext.data import batches, slot_values
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training import computed, optimizers, random_ops, step_trial
+from tfdist_ext.training import computed, optimizers, random_ops, step_batches, step_trial, step_verdict
 from tfdist_ext.training.recorder import NeedsInPlace, Recorder, RecordingScope, watching_results
+
+
+class MetricsWereMade(Exception):  # noqa: N818 - a signal between two traces, not an error
+    """Metrics of the model got their variables on the way: their results were not watched."""
 
 
 class _Step:
@@ -64,11 +66,11 @@ class _Step:
         (data,) = args
         if strategy.num_replicas_in_sync == 1:
             return strategy.extended.call_for_each_replica(self._run_alone, args=(strategy, data))
-        data, rows, may_be_empty = _as_slots(strategy, data)
+        data, rows, may_be_empty = step_batches.as_slots(strategy, data)
         if self._verdict is None:
             self._verdict = self._tried(strategy, data)
         if self._verdict.needs_whole_batch:
-            data, rows, may_be_empty = _all_on_the_first(strategy, data, rows)
+            data, rows, may_be_empty = step_batches.all_on_the_first(strategy, data, rows)
         per_replica, plan = self._compute(strategy, data, rows, may_be_empty)
         self._report_uncovered_randomness()
         loss_scale = functools.partial(optimizers.loss_scale_of, self._optimizer)
@@ -83,8 +85,8 @@ class _Step:
 
     def _tried(self, strategy, data):
         if not step_trial.is_users_own(self.model, self._method):
-            return step_trial.Verdict()
-        specs = tf.nest.map_structure(_spec_of_rows, data)
+            return step_verdict.Verdict()
+        specs = tf.nest.map_structure(step_batches.spec_of_rows, data)
         return step_trial.verdict_of(strategy, self.model, self.python_step, specs)
 
     # --- compute ------------------------------------------------------------------------------------------------
@@ -94,6 +96,8 @@ class _Step:
                 return self._compute_once(strategy, data, rows, may_be_empty)
             except frames.ForwardCollective:
                 self._masked = True
+            except MetricsWereMade:
+                continue
             except NeedsInPlace as reason:
                 self._masked = self._in_place = True
                 logging.info(
@@ -111,6 +115,8 @@ class _Step:
                 lambda batch: self._compute_on_replica(strategy, batch, rows, may_be_empty, plans),
                 args=(data,),
             )
+        if len(self.model.metrics) != len(metrics):
+            raise MetricsWereMade()
         num_local = len(strategy.extended.worker_devices)
         values = [
             [tensor] if num_local == 1 else list(tensor.values)
@@ -138,15 +144,14 @@ class _Step:
             return tensors
 
         if not may_be_empty:
-            return _listed(run(data, guarded=False))
+            return step_batches.listed(run(data, guarded=False))
         if self._masked or tf.executing_eagerly():
-            batch = _rows_or_zeros(frame.has_rows, data)
-            return _listed(_mask_sparse(frame, run(batch, guarded=False)))
+            batch = step_batches.rows_or_zeros(frame.has_rows, data)
+            return step_batches.listed(_mask_sparse(frame, run(batch, guarded=False)))
         has_rows, frame.has_rows = frame.has_rows, None
         try:
-            return _listed(
-                tf.cond(has_rows, lambda: run(data, True), lambda: computed.zeros_of(plans[local]))
-            )
+            with_rows = step_batches.in_this_name_scope(lambda: run(data, guarded=True))
+            return step_batches.listed(tf.cond(has_rows, with_rows, lambda: computed.zeros_of(plans[local])))
         except ValueError as error:
             if "is not known before the step runs" not in str(error):
                 raise
@@ -215,150 +220,6 @@ class TestStep(_Step):
     def python_step(self, data):
         """The model's own `test_step`."""
         return self.model.test_step(data)
-
-
-class PredictStep(_Step):
-    """`model.predict_step` under a synchronous strategy; rows come back in the order of the input."""
-
-    def python_step(self, data):
-        """The model's own `predict_step`."""
-        return self.model.predict_step(data)
-
-    def run_distributed(self, strategy, args):
-        """Returns the outputs of the global batch, on every worker."""
-        (data,) = args
-        extended = strategy.extended
-        if strategy.num_replicas_in_sync == 1:
-            return extended.call_for_each_replica(self.python_step, args=(data,))
-        data, rows, may_be_empty = _as_slots(strategy, data)
-        structures: dict = {}
-        per_replica = extended.call_for_each_replica(
-            lambda batch: self._predict_on_replica(strategy, batch, rows, may_be_empty, structures),
-            args=(data,),
-        )
-        num_local = len(extended.worker_devices)
-        flat = [[value] if num_local == 1 else list(value.values) for value in per_replica]
-        gathered = extended.gather_slots(flat)
-        return tf.nest.pack_sequence_as(structures[0], gathered)
-
-    def _predict_on_replica(self, strategy, data, rows, may_be_empty, structures):
-        local = tf.distribute.get_replica_context()._replica_id
-        frame = strategy.frame_of_this_replica(rows)
-        specs: list = []
-
-        def run(batch):
-            scope = RecordingScope(Recorder(None, in_place=False), ())
-            with frames.entered(frame), scope:
-                outputs = self.python_step(batch)
-            structures[local] = outputs
-            flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(outputs)]
-            specs[:] = [tf.type_spec_from_value(tensor) for tensor in flat]
-            return flat
-
-        if not may_be_empty:
-            return _listed(run(data))
-        if tf.executing_eagerly() or any(not isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(data)):
-            flat = run(_rows_or_zeros(frame.has_rows, data))
-            count = rows[frame.slot]
-            return _listed([tensor[:count] for tensor in flat])
-        empty = lambda: [batches.empty_batch(spec) for spec in specs]  # noqa: E731
-        return _listed(tf.cond(frame.has_rows, lambda: run(data), empty))
-
-
-def _listed(tensors):
-    # tf.cond unwraps a list of one; regroup() then wraps each tensor of the list in a PerReplica.
-    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-
-
-def _as_slots(strategy, data):
-    """Returns a batch as distributed values, the rows of all slots, and whether a local one may be empty."""
-    rows = slot_values.rows_of(data)
-    extended = strategy.extended
-    if rows is not None:
-        fixed = [batches.static_num_rows(spec) for spec in _first_component_specs(data)]
-        return data, rows, any(not count for count in fixed)
-    if any(isinstance(leaf, compat.DistributedValues) for leaf in tf.nest.flatten(data)):
-        num_slots = strategy.num_replicas_in_sync
-        return data, tf.ones([num_slots], tf.int64), False
-    # A batch given whole (train_on_batch, a Python generator): every worker has all of it, and takes its rows.
-    data = keras.tree.map_structure(_as_tensor, data)
-    known = batches.static_num_rows(tf.nest.map_structure(tf.type_spec_from_value, _without_none(data)))
-    parts, rows = batches.split_over_slots(
-        _without_none(data), extended.local_slots, strategy.num_replicas_in_sync, known
-    )
-    parts = [_with_none(data, part) for part in parts]
-    data = keras.tree.map_structure(
-        lambda *values: None if values[0] is None else slot_values.PerSlot(values, rows), *parts
-    )
-    empty = known is None or known < strategy.num_replicas_in_sync
-    return data, rows, empty
-
-
-def _spec_of_rows(value):
-    """Returns the spec of a component of a batch, with its rows unknown."""
-    spec = value.value_specs[0] if isinstance(value, slot_values.PerSlotSpec) else None
-    spec = spec or tf.type_spec_from_value(
-        value.values[0] if isinstance(value, compat.DistributedValues) else value
-    )
-    return batches.with_unknown_rows(spec)
-
-
-def _all_on_the_first(strategy, data, rows):
-    """Gives the whole batch to the first slot, and none of it to the others."""
-    extended = strategy.extended
-    total = tf.reduce_sum(rows)
-    slots = strategy.num_replicas_in_sync
-    rows = tf.concat([tf.reshape(total, [1]), tf.zeros([slots - 1], rows.dtype)], axis=0)
-
-    def regroup(value):
-        parts = list(value.values) if isinstance(value, compat.DistributedValues) else [value]
-        if not all(isinstance(part, tf.Tensor) for part in parts):
-            raise NotImplementedError(
-                "A step whose loss is no mean and no sum over rows needs the whole batch on one replica, and a part of "
-                f"this batch is a {type(parts[0]).__name__}. Give the loss to `compile`, or use dense inputs."
-            )
-        whole = extended.gather_slots([parts])[0]
-        whole = tf.ensure_shape(whole, [None, *parts[0].shape[1:]])
-        own = [whole if slot == 0 else whole[:0] for slot in extended.local_slots]
-        return slot_values.PerSlot(own, rows)
-
-    return tf.nest.map_structure(regroup, data), rows, True
-
-
-def _as_tensor(leaf):
-    if leaf is None or isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
-        return leaf
-    return tf.convert_to_tensor(leaf)
-
-
-def _without_none(data):
-    return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
-
-
-def _with_none(structure, leaves):
-    leaves = iter(leaves)
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else next(leaves), structure)
-
-
-def _first_component_specs(data):
-    for leaf in tf.nest.flatten(data):
-        if isinstance(leaf, slot_values.PerSlot):
-            return [tf.type_spec_from_value(value) for value in leaf.values]
-    return []
-
-
-def _rows_or_zeros(has_rows, data):
-    if tf.executing_eagerly():
-        return data if bool(has_rows) else batches.one_row_of_zeros(data)
-    return tf.cond(has_rows, lambda: data, lambda: _relaxed_zeros(data))
-
-
-def _relaxed_zeros(data):
-    return tf.nest.map_structure(
-        lambda zero, value: tf.compat.v1.placeholder_with_default(zero, value.shape),
-        batches.one_row_of_zeros(data),
-        data,
-    )
 
 
 def _mask_sparse(frame, tensors):

@@ -7,7 +7,6 @@ gradient flow through its own rows, so that the sum of the gradients is that of 
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import weakref
 from typing import Any
@@ -68,14 +67,8 @@ def _kind_of(owner, function, structures) -> Kind:
             with tf.device("CPU:0"), keras.StatelessScope():  # What the function assigns is dropped.
                 return classify(on_arrays, [((None, *shape), dtype) for shape, dtype in key])
 
-        known[key] = _outside_of_everything(tried)
+        known[key] = frames.outside_of_everything(tried)
     return known[key]
-
-
-def _outside_of_everything(function):
-    """Calls a function in a thread of its own: no graph, strategy, replica or Keras scope is in force there."""
-    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tfdist_ext-trial") as executor:
-        return executor.submit(function).result()
 
 
 def on_all_rows(frame, name: str, function, structures):
