@@ -176,6 +176,9 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
         for values in per_replica:
             by_local = []
             for value in values:
+                if isinstance(value, tf.RaggedTensor):
+                    by_local += self._gather_ragged(value)
+                    continue
                 if self._host and value.dtype == tf.string:
                     raise NotImplementedError(
                         "`predict` cannot collect strings from several workers. Return numbers, and look the "
@@ -185,6 +188,16 @@ class MultiWorkerExtended(SynchronousExtended, compat.CollectiveAllReduceExtende
                 by_local += self._host.gather(value, "predict") if self._host else [value]
             outputs.append(tf.concat(by_local, axis=0))
         return outputs
+
+    def _gather_ragged(self, value):
+        if self._host is None:
+            return [value]
+        lengths = [self._host.gather(part, "predict") for part in value.nested_row_lengths()]
+        rows = self._host.gather(value.flat_values, "predict")
+        return [
+            tf.RaggedTensor.from_nested_row_lengths(flat, [part[worker] for part in lengths])
+            for worker, flat in enumerate(rows)
+        ]
 
 
 class TensorFlowCollectivesExtended(MultiWorkerExtended):

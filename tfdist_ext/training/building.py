@@ -53,17 +53,41 @@ def _traced(model, specs) -> bool:
             model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
 
     try:
-        tf.function(run, autograph=False).get_concrete_function(keras.tree.map_structure(_spec, specs))
+        _trace(run, keras.tree.map_structure(_spec, specs))
     except Exception as error:
         logging.debug("Model `%s` cannot be traced on the specs of its data: %s", model.name, error)
         return False
     return True
 
 
+def _trace(function, specs) -> None:
+    # Keras makes the variables when the scope ends, outside of the graph.
+    with keras.StatelessScope():
+        tf.function(function, autograph=False).get_concrete_function(specs)
+
+
 def _spec(value):
     if value is None or isinstance(value, tf.TypeSpec):
         return value
     return batches.with_unknown_rows(tf.type_spec_from_value(keras.ops.convert_to_tensor(value)))
+
+
+def build_layers(model, strategy, specs) -> None:
+    """Makes the variables of the layers of a model that predicts before it was ever called.
+
+    Args:
+        model: Keras model.
+        strategy: Its strategy.
+        specs: Structure of specs of a batch.
+    """
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+
+    def build():
+        with strategy.scope():
+            _trace(model.predict_step, specs)
+
+    frames.outside_of_everything(build)
 
 
 def _parts_are_built(model) -> bool:

@@ -69,7 +69,7 @@ def _reduce_weighted_values(
     if reduction not in (None, "none") and tuple(loss.shape) == (0,):
         # Keras returns the losses of a batch that is known to be empty unreduced: an array instead of a number.
         loss = tf.reduce_sum(loss)
-    is_number = len(values.shape) == 0
+    is_number = len(keras.ops.shape(values)) == 0
     if not frame.weighs_total:
         # Keras leaves a loss function's own mean as it is.
         return loss * tf.cast(frame.share, loss.dtype) if is_number and reduction in _MEANS else loss
@@ -122,7 +122,7 @@ def _loss_of_a_set(frame, original, values, sample_weight, mask, reduction, dtyp
     The sets of a round are averaged by rows. A sum over rows is multiplied by their number, so that it comes out whole.
     """
     loss = original(values, sample_weight, mask, reduction, dtype)
-    if reduction == "sum" and len(values.shape):
+    if reduction == "sum" and len(keras.ops.shape(values)):
         frame.reductions.append(("sum", None))
         return loss * frame.round_size if frame.round_size > 1 else loss
     denominator = _own_denominator(values, sample_weight, mask, reduction, dtype)
@@ -238,13 +238,15 @@ def _update_mean_of_function(original, metric, y_true, y_pred, sample_weight=Non
     function = functools.partial(metric._fn, **metric._fn_kwargs)
     kind = whole_batch.kind_of_function(metric, function, y_true, y_pred)
     if kind is Kind.SUM and sample_weight is None:
-        value = function(y_true, y_pred)
+        value = keras.ops.convert_to_tensor(function(y_true, y_pred))
         return keras.metrics.Mean.update_state(
             metric, tf.math.divide_no_nan(value, tf.cast(frame.share, value.dtype))
         )
     if kind is not Kind.NEITHER:
         return original(metric, y_true, y_pred, sample_weight)
-    values = whole_batch.on_all_rows(frame, metric.name, function, [y_true, y_pred])
+    values = keras.ops.convert_to_tensor(
+        whole_batch.on_all_rows(frame, metric.name, function, [y_true, y_pred])
+    )
     if len(values.shape):
         values = whole_batch.rows_of_this_replica(frame, values)
     if sample_weight is not None:

@@ -127,8 +127,7 @@ class _Step:
     def _compute_on_replica(self, strategy, data, rows, may_be_empty, plans):
         local = tf.distribute.get_replica_context()._replica_id
         frame = strategy.frame_of_this_replica(rows)
-        first = tf.argmax(tf.cast(rows > 0, tf.int32), output_type=tf.int64)
-        is_first = tf.equal(first, tf.constant(frame.slot, tf.int64))
+        is_first = step_batches.is_first_with_rows(rows, frame.slot)
         if not may_be_empty:
             frame.has_rows = None
 

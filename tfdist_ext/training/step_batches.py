@@ -113,6 +113,12 @@ def in_this_name_scope(function):
     return named
 
 
+def is_first_with_rows(rows, slot: int):
+    """Returns whether a slot is the first that has rows, as a scalar bool tensor."""
+    first = tf.argmax(tf.cast(rows > 0, tf.int32), output_type=tf.int64)
+    return tf.equal(first, tf.constant(slot, tf.int64))
+
+
 def listed(tensors):
     """Returns a list: tf.cond unwraps a list of one; regroup() then wraps each tensor of it in a PerReplica."""
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
