@@ -91,6 +91,10 @@ class SignatureMismatchError(CollectiveError):
     """Two tasks entered the same collective with different tensors or in a different order."""
 
 
+class PeerInputError(CollectiveError):
+    """Another task's input failed, or it left the loop, while this one still needed its rows."""
+
+
 class ParameterServerLostError(TfdistError, RuntimeError):
     """A ps died, or has not answered for too long. Nobody else has its variables: start the job again.
 

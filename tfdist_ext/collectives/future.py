@@ -13,7 +13,13 @@ from tfdist_ext import errors
 
 
 class StreamAbandoned(errors.CollectiveError):
-    """An operation cannot finish because this task, or one that it needs, has abandoned the stream."""
+    """An operation cannot finish because this task, or one that it needs, has abandoned the stream.
+
+    Attributes:
+        reason: What that task said of why, or "".
+    """
+
+    reason: str = ""
 
 
 class Future:

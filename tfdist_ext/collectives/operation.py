@@ -91,10 +91,12 @@ class Operation:
         )
         return errors.PeerLostError(text, **self._facts(peer))
 
-    def abandoned_error(self, rank: int) -> StreamAbandoned:
+    def abandoned_error(self, rank: int, reason: str = "") -> StreamAbandoned:
         """A task, perhaps this one, takes no more part in the stream."""
         peer = self.task_names[rank]
-        return StreamAbandoned(f"{peer} has abandoned the stream of {self._where}.", **self._facts(peer))
+        error = StreamAbandoned(f"{peer} has abandoned the stream of {self._where}.", **self._facts(peer))
+        error.reason = reason
+        return error
 
     def mismatch_text(self, rank: int, signature: str, sequence: int) -> str:
         """Another task has entered something else."""

@@ -264,6 +264,10 @@ class ProcessGroup:
         """
         self._mesh.call(lambda: self._table.abandon(stream))
 
+    def abandon_all(self, prefix: str, reason: str) -> None:
+        """Takes no more part in any stream whose name begins with `prefix`, and tells the others why."""
+        self._mesh.call(lambda: self._table.abandon_all(prefix, reason))
+
     def close(self) -> None:
         """Says goodbye, after what was sent has arrived; waits a bounded time. May be called twice."""
         self._close()

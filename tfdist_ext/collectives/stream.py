@@ -27,6 +27,7 @@ class Stream:
         early: Messages of operations that this task has not entered yet, each with the sender's signature.
         askers: Ranks that want to know when this task enters an operation, by number.
         abandoned_from: By rank, the first operation that it will not finish, having abandoned the stream.
+        reasons: By rank, why it did, where it said so.
         failure: Why no operation can run any more, or None.
     """
 
@@ -36,6 +37,7 @@ class Stream:
         self.early: dict[int, list[tuple[Message, str]]] = {}
         self.askers: dict[int, set[int]] = {}
         self.abandoned_from: dict[int, int] = {}
+        self.reasons: dict[int, str] = {}
         self.failure: Failure | None = None
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfdist_ext import errors
+from tfdist_ext.collectives.future import StreamAbandoned
 from tfdist_ext.collectives.message import Kind, Message, pack_body, pack_names, unpack_body
 from tfdist_ext.collectives.operation import Operation
 from tfdist_ext.collectives.stream import Failure, Stream
@@ -18,6 +19,7 @@ from tfdist_ext.transport import ProtocolViolation, framing
 
 _ASK_AFTER_SECONDS = 1.0
 _TICK_SECONDS = 0.1
+_REASON_LENGTH = 2000
 _STREAM_ERRORS = {
     error.__name__: error
     for error in (errors.SignatureMismatchError, errors.CollectiveTimeoutError, errors.CollectiveError)
@@ -73,14 +75,20 @@ class StreamTable:
         self._finish_if_done(stream, sequence)
         self._fail_without_departed(operation.stream, stream)
 
-    def abandon(self, name: str) -> None:
+    def abandon_all(self, prefix: str, reason: str) -> None:
+        """Takes no more part in the streams whose names begin with `prefix`."""
+        for name in [name for name in self._streams if name.startswith(prefix)]:
+            self.abandon(name, reason)
+
+    def abandon(self, name: str, reason: str = "") -> None:
         """Takes no more part in the stream `name`."""
         if name in self._abandoned or self._closed is not None:
             return
         stream = self._streams.pop(name, None) or Stream()
         body = pack_body(Kind.ABANDON, 0, stream.first_incomplete, 0, pack_names(name, ""))
+        payload = memoryview(framing.pack_json({"reason": reason[:_REASON_LENGTH]}))
         for rank in self._peers():
-            self._mesh.send(rank, body)
+            self._mesh.send(rank, body, payload)
         for operation in stream.pending.values():
             operation.future.set_error(operation.abandoned_error(self._rank))
         self._forget_early(stream)
@@ -126,6 +134,7 @@ class StreamTable:
             self._hear_failure(stream, source, payload)
         elif kind is Kind.ABANDON:
             stream.abandoned_from[source] = sequence
+            stream.reasons[source] = str(framing.unpack_json(payload).get("reason", ""))[:_REASON_LENGTH]
             self._fail_without_departed(name, stream)
 
     def peer_lost(self, rank: int, reason: str) -> None:
@@ -267,7 +276,7 @@ class StreamTable:
             for rank in sorted(operation.machine.missing):
                 error: errors.CollectiveError
                 if sequence >= stream.abandoned_from.get(rank, sequence + 1):
-                    error = operation.abandoned_error(rank)
+                    error = operation.abandoned_error(rank, stream.reasons.get(rank, ""))
                 elif rank in self._left and sequence >= self._left[rank].get(name, 0):
                     error = operation.left_error(rank)
                 else:
@@ -288,7 +297,12 @@ class StreamTable:
             self._forget_early(stream)
 
     def _record(self, error: Exception) -> None:
-        if isinstance(error, errors.CollectiveError) and self._closed is None:
+        # That a stream is not read any more is news to its readers alone.
+        if (
+            isinstance(error, errors.CollectiveError)
+            and not isinstance(error, StreamAbandoned)
+            and self._closed is None
+        ):
             self.last_failure = error
 
     def _forget_early(self, stream: Stream) -> None:

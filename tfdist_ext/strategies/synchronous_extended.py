@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdist_ext import compat
+from tfdist_ext import compat, errors
 from tfdist_ext.collectives import StreamAbandoned
 from tfdist_ext.data import distributed_dataset
 from tfdist_ext.strategies import frame as frames
@@ -69,12 +69,29 @@ class SynchronousExtended(_Extended):
             record: int64 array `[n]`.
 
         Returns:
-            List of the workers' records, or None once an iterator of this name was dropped: nobody needs them.
+            List of the workers' records, or None once this worker dropped its iterator: nobody needs them.
+
+        Raises:
+            PeerInputError: Another worker's input failed, or it left the loop.
         """
+        group = self.process_group
         try:
-            return self.process_group.all_gather(record, name=stream, stream=stream)
-        except StreamAbandoned:
-            return None
+            return group.all_gather(record, name=stream, stream=stream)
+        except StreamAbandoned as abandoned:
+            if abandoned.task == group.task_names[group.rank]:
+                return None
+            reason = (
+                f"its input failed: {abandoned.reason}" if abandoned.reason else "it left the loop over it"
+            )
+            me = group.task_names[group.rank]
+            error = errors.PeerInputError(
+                f"{abandoned.task} no longer reads the dataset that {me} is reading: {reason}.",
+                task=abandoned.task,
+                collective=stream,
+                step=group.step,
+            )
+            self._container_strategy().note_failure(error)
+            raise error from None
         except Exception as error:
             self._container_strategy().note_failure(error)
             raise

@@ -13,6 +13,9 @@ from tfdist_ext import compat, errors
 from tfdist_ext.data import slot_values
 from tfdist_ext.strategies import frame as frames
 
+# TensorFlow names it in the errors of an input pipeline.
+_INPUT_OPERATION = "IteratorGetNext"
+
 # A type checker sees the mixin on top of what it is mixed into.
 _Strategy: Any = tf.distribute.Strategy if TYPE_CHECKING else object
 
@@ -157,12 +160,26 @@ class SynchronousStrategy(_Strategy):
 
     @contextlib.contextmanager
     def translating_failures(self):
-        """Turns what TensorFlow makes of an exception in a host function back into that exception."""
+        """Turns what TensorFlow makes of an exception in a host function back into that exception.
+
+        An error of the user's own stays what it is, whatever went wrong before.
+        """
+        before = self._known_failures()
         try:
             yield
-        except tf.errors.OpError:
-            failure = self.last_failure
-            if failure is None:
+        except tf.errors.OpError as error:
+            if isinstance(error, tf.errors.OutOfRangeError):
                 raise
-            # The graph's own traceback names runtime internals only; the typed error says all there is to know.
-            raise failure from None
+            for failure in self._known_failures():
+                told = type(failure).__name__ in error.message and str(failure)[:200] in error.message
+                if told or (isinstance(error, tf.errors.UnknownError) and failure not in before):
+                    raise failure from error
+            if _INPUT_OPERATION in error.message and self.extended.process_group is not None:
+                text = error.message.split("\n")[0]
+                self.extended.process_group.abandon_all("input/", text)
+            raise
+
+    def _known_failures(self) -> list[errors.TfdistError]:
+        group = self.extended.process_group
+        failures = [self._noted_failure, group.last_failure if group is not None else None]
+        return [failure for failure in failures if failure is not None]
