@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
+from tfdist_ext.training.missing_gradients import warn_once
 
 
 def apply(optimizer, gradients, variables) -> None:
@@ -106,6 +107,7 @@ def apply_in_place(frame, optimizer, gradients, variables) -> None:
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if not pairs:
         raise ValueError("No gradient reaches any of the variables given to the optimizer.")
+    warn_once(optimizer, [v for g, v in zip(gradients, variables, strict=True) if g is None])
     variables = [variable for _, variable in pairs]
     own = [frame.mask(frames.weighted_by_share(frame, gradient)) for gradient, _ in pairs]
 

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_ext.strategies import frame as frames
+from tfdist_ext.training.missing_gradients import warn_once
 
 
 class NeedsInPlace(Exception):  # noqa: N818 - a signal between two traces, not an error
@@ -84,6 +85,7 @@ class Recorder(ResultNotes):
                 "No gradient reaches any trainable variable. Check that the loss of `train_step` depends on the "
                 "model's output."
             )
+        warn_once(optimizer, [v for g, v in zip(gradients, variables, strict=True) if g is None])
         self.applied = True
         self.gradients = [_shaped(frames.weighted_by_share(frame, g), v) for g, v in pairs]
         self.variables = [variable for _, variable in pairs]

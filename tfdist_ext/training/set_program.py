@@ -13,10 +13,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist_ext import compat
 from tfdist_ext.data import batches
+from tfdist_ext.ps import BoundedStaleness
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training import losses, optimizers, row_update, set_sums
 from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout
+from tfdist_ext.training.lost_gradients import check_none_lost
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan, is_sharded
 from tfdist_ext.training.recorder import watching_results
 from tfdist_ext.training.set_recorder import SetRecorder
@@ -52,6 +55,7 @@ class SetProgram:
         self.layout: Any = None  # `SetLayout`, once traced.
         self.pulled: Any = None  # `Pulled`, once traced.
         self.uses_draw = False
+        self._applications: list = []
         self._commits: dict = {}
         self._means: dict = {}
         self._deliver = self._join = None
@@ -88,19 +92,23 @@ class SetProgram:
             def compute(iterator, cached, draw):
                 return self._compute(iterator.get_next(), cached, draw)
 
-            self._from_iterator = tf.function(compute, autograph=False).get_concrete_function(
-                spec, self._cached_specs, self._draw_spec
-            )
+            self._from_iterator = self._traced(compute, spec)
         return self._from_iterator
 
     @property
     def compute_batch(self):
         """`(batch, cached, draw) -> [rows, *wires]` for a batch that the chief sends, traced at first use."""
         if self._from_batch is None:
-            self._from_batch = tf.function(self._compute, autograph=False).get_concrete_function(
-                self._spec, self._cached_specs, self._draw_spec
-            )
+            self._from_batch = self._traced(self._compute, self._spec)
         return self._from_batch
+
+    def _traced(self, compute, spec):
+        concrete = tf.function(compute, autograph=False).get_concrete_function(
+            spec, self._cached_specs, self._draw_spec
+        )
+        applications, self._applications = self._applications, []
+        check_none_lost(applications, self._step_on, self._spec)
+        return concrete
 
     def trace(self, fed_by_chief: bool) -> None:
         """Traces compute on this thread, before workers' threads call it: Keras traces on one thread only."""
@@ -110,15 +118,20 @@ class SetProgram:
         wires = cached if self._caches else self.plan.read_on_ps()
         backups = list(wires)
         pulled = Pulled(self.plan, wires, tf.compat.v1.get_default_graph())
-        recorder = SetRecorder()
+        recorder = SetRecorder(self._trains and _is_sequential(self._strategy.update_policy))
         frame = frames.Frame(
             None, 0, 1, recorder=recorder, draw=draw, pulled=pulled, round_size=self._round_size
         )
         scope = PulledScope(pulled, recorder.check_access)
-        data = keras.tree.map_structure(none_for_optional, data)
-        rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if leaf is not None])
-        with watching_results(self._metrics), frames.entered(frame), scope:
-            logs = self._step(data)
+        rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if not _is_optional(leaf)])
+        with (
+            watching_results(self._metrics),
+            frames.entered(frame),
+            scope,
+            compat.tracing_inner_functions_anew(),
+        ):
+            logs = self._step_on(data)
+        self._applications = recorder.applications
         if self._trains and not recorder.applications:
             raise ValueError(
                 "The training step applied no gradients. Call `optimizer.apply(...)` or `apply_gradients(...)` in it."
@@ -145,6 +158,9 @@ class SetProgram:
         if self._compensation is not None:
             kept = [] if self._caches else _on_their_ps(self.plan.packing.groups, backups)
         return [*counts, *outputs, *kept]
+
+    def _step_on(self, data):
+        return self._step(keras.tree.map_structure(none_for_optional, data))
 
     def divide(self, outputs):
         """Returns what compute gave: the tensors whose shapes are counts, the wires, and what the ps keep."""
@@ -332,6 +348,14 @@ def _on_their_ps(groups, wires) -> list:
     return placed
 
 
+def _is_sequential(policy) -> bool:
+    return isinstance(policy, BoundedStaleness) and policy.clock == "version" and policy.max_staleness == 0
+
+
 def none_for_optional(leaf):
     """Returns None for an empty optional, Keras' way to put None into a dataset, and other leaves as they are."""
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+    return None if _is_optional(leaf) else leaf
+
+
+def _is_optional(leaf) -> bool:
+    return isinstance(leaf, tf.experimental.Optional)
