@@ -63,13 +63,15 @@ class OrderedReader:
         self._jobs: dict[int, _BatchJob] = {}
         self._next = 0
         self._error: Exception | None = None
-        self._closed = False
+        self._closed = self._is_suspended = False
+        self._timeout_seconds = timeout_seconds
         threads.take_over(self, timeout_seconds, patience_seconds)
         with self._changed:
             self._lease()
 
-    def has_next(self) -> bool:
+    def has_next(self, data=None) -> bool:
         """Waits until the next batch is there, or the data have ended."""
+        self._go_on()
         with self._changed:
             return self._wait()
 
@@ -79,6 +81,7 @@ class OrderedReader:
         Raises:
             StopIteration: The data have ended.
         """
+        self._go_on()
         with self._changed:
             if not self._wait():
                 raise StopIteration
@@ -93,6 +96,19 @@ class OrderedReader:
         with self._changed:
             self._closed = True
             self._results.clear()
+
+    def suspend(self) -> None:
+        """See `worker.Owner`: what is on its way arrives, and nothing is begun."""
+        with self._changed:
+            self._is_suspended = True
+
+    def _go_on(self) -> None:
+        """Takes the workers back from whoever had them in the meantime."""
+        if self._is_suspended and not self._closed:
+            self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
+            with self._changed:
+                self._is_suspended = False
+                self._lease()
 
     def _wait(self) -> bool:
         started = time.monotonic()
@@ -144,7 +160,7 @@ class OrderedReader:
     def _start(self) -> None:
         """Gives free workers their next batches, not too far ahead; called under the lock."""
         self._changed.notify_all()
-        if self._closed or self._error is not None:
+        if self._closed or self._is_suspended or self._error is not None:
             return
         limit = self._next + _AHEAD * len(self._threads.workers)
         for index in self._threads.present():

@@ -75,7 +75,7 @@ def enumerate_steps(original):
         step = first
         try:
             while self.steps_per_epoch is None or step < self.steps_per_epoch:
-                if step > first and not data.source.has_next():
+                if step > first and not data.source.has_next(data):
                     break
                 yield step, step + self.steps_per_execution - 1, data
                 step += self.steps_per_execution

@@ -59,6 +59,7 @@ class SetDriver:
         self._ready: Apply | None = None
         self._joined: dict[int, int] = {}
         self._is_open = False
+        self._is_suspended = False
         self._num_drops_seen = 0
         self._bytes = TransferredBytes(len(threads.workers))
         with tf.device(FIRST_PS):
@@ -73,7 +74,9 @@ class SetDriver:
             max_steps: Updates after which the epoch ends, or None for the end of the data.
         """
         self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
-        self.close()
+        self._is_suspended = False
+        # A pass that is open was left for this one in its midst: its batches are read again.
+        self._end(reads_again=True)
         leases, data.lock = leases_of(data), self._changed
         self._program.trace(data.feed is not None)
         with self._changed:
@@ -90,11 +93,24 @@ class SetDriver:
         for worker in self._threads.workers:
             known = self._joined.get(worker.index)
             if known is not None and (not worker.is_there or known != worker.incarnation):
-                del self._joined[worker.index]
-                self.ledger.lost(worker.index)
+                self._lose(worker.index)
             if worker.is_there and not worker.is_slow and worker.index not in self._joined:
                 self._joined[worker.index] = worker.incarnation
                 self.ledger.joined(worker.index)
+
+    def suspend(self) -> None:
+        """See `worker.Owner`: what is on its way arrives, and nothing is begun."""
+        with self._changed:
+            self._is_suspended = True
+
+    def _go_on(self) -> None:
+        """Takes the workers back from whoever had them in the meantime."""
+        if self._is_suspended and self._is_open:
+            self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
+            with self._changed:
+                self._is_suspended = False
+                self._note_members()
+                self._dispatch()
 
     def is_open_on(self, data) -> bool:
         """Returns True while an epoch on this pass over the data is open."""
@@ -109,19 +125,25 @@ class SetDriver:
         """Whether the logs of a step that was applied are a dictionary."""
         return self._program.logs_are_named
 
-    def has_next(self) -> bool:
-        """Waits until another step can be applied, or none will be in this epoch."""
+    def has_next(self, data) -> bool:
+        """Waits until another step can be applied, or none will be in this pass over the data."""
+        if not self.is_open_on(data):
+            # The same model was trained on something else in the meantime: whoever asks for the step begins again.
+            return data.max_steps != 0 and leases_of(data).has_unread
+        self._go_on()
         with self._changed:
             return self._wait_for_step() is not None
 
     def allow(self, num_steps: int) -> None:
         """Raises the number of steps after which the open epoch ends."""
+        self._go_on()
         with self._changed:
             self.ledger.allow_steps(num_steps)
             self._dispatch()
 
     def is_ready(self) -> bool:
         """Returns True when a step can be applied at once."""
+        self._go_on()
         with self._changed:
             if self._error is None and self._ready is None:
                 self._ready = self.ledger.next_apply()
@@ -142,6 +164,7 @@ class SetDriver:
             ParameterServerLostError: A ps died.
             WorkersLostError: No worker is left, and none came back in time.
         """
+        self._go_on()
         while True:
             with self._changed:
                 apply = self._wait_for_step()
@@ -169,14 +192,20 @@ class SetDriver:
 
         With `data` only if that pass is open: Python may end the loop over a pass that was left when another has begun.
         """
+        if data is None or data is self._data:
+            self._end()
+
+    def _end(self, reads_again: bool = False) -> None:
         with self._changed:
-            if not self._is_open or (data is not None and data is not self._data):
+            if not self._is_open:
                 return
             self._is_open = False
             if self._ready is not None:
                 self.ledger.apply_failed(self._ready, [])
                 self._ready = None
-            self.ledger.close_epoch()
+            if reads_again:
+                self._data.max_steps = self.ledger.steps_left
+            self.ledger.close_epoch(reads_again)
             self._sets.clear()
             self._announce_drops()
 
@@ -262,7 +291,7 @@ class SetDriver:
     # --- called under the lock ---------------------------------------------------------------------------------
     def _dispatch(self) -> None:
         self._changed.notify_all()
-        if self._error is not None or not self._is_open:
+        if self._error is not None or not self._is_open or self._is_suspended:
             return
         try:
             started = self.ledger.dispatches()
@@ -277,6 +306,12 @@ class SetDriver:
             job = SetJob(self, dispatch, self._data, self._program, self._epoch)
             self._threads.submit(dispatch.worker, job)
         self._announce_drops()
+
+    def _lose(self, index: int) -> None:
+        for computed in self._sets.values():
+            computed.lost = computed.lost or (computed.worker == index and not computed.delivered)
+        self._joined.pop(index, None)
+        self.ledger.lost(index)
 
     def _announce_drops(self) -> None:
         new = self.ledger.num_drops - self._num_drops_seen
@@ -331,10 +366,7 @@ class SetDriver:
     def worker_lost(self, index: int) -> None:
         """See `worker.Owner`."""
         with self._changed:
-            for computed in self._sets.values():
-                computed.lost = computed.lost or (computed.worker == index and not computed.delivered)
-            self._joined.pop(index, None)
-            self.ledger.lost(index)
+            self._lose(index)
             self._dispatch()
 
     def worker_joined(self, index: int) -> None:

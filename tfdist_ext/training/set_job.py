@@ -84,11 +84,13 @@ class SetJob:
         program = self._program
         if program.fetch is None:
             return [], []
-        if self._dispatch.refresh or worker.cache is None:
-            worker.cache = list(program.fetch())
+        # Another model may have had the worker since.
+        if self._dispatch.refresh or worker.cache is None or worker.cache[0] is not program:
+            worker.cache = program, list(program.fetch())
             self._receiver.pulled(worker, program.plan.packing.num_bytes)
         num_groups = len(program.plan.packing.groups)
-        return worker.cache[:num_groups], worker.cache[num_groups:]
+        copies = worker.cache[1]
+        return copies[:num_groups], copies[num_groups:]
 
     def _compute(self, worker: Worker, batch: Batch, cached: list, draw: tf.Tensor):
         """Returns the outputs for one batch, or None when there is no such batch."""

@@ -39,6 +39,8 @@ class TrainFunction:
         if iterator.source is None or not iterator.source.is_open_on(iterator):
             self._driver_for(iterator.element_spec).begin(iterator, iterator.max_steps)
             iterator.source = self._driver
+        elif self._strategy._driver is not self._driver:
+            use_driver(self._strategy, self._driver)  # Another model was trained in the meantime.
         read = None
         for _ in range(self._model.steps_per_execution):
             following = self._driver.next_outputs()

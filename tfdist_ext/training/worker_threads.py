@@ -107,12 +107,12 @@ class WorkerThreads:
         )
 
     def take_over(self, owner: Owner, timeout_seconds: float, patience_seconds: float) -> None:
-        """Makes `owner` the one that hears of workers; closes the one before."""
+        """Makes `owner` the one that hears of workers; the one before is suspended until it takes over again."""
         self.timeout_seconds, self.patience_seconds = timeout_seconds, patience_seconds
         with self._owner_lock:
             before, self._owner = self._owner, owner
         if before is not None and before is not owner:
-            before.close()
+            before.suspend()
 
     def submit(self, index: int, job: Job) -> None:
         """Gives a worker its next job."""

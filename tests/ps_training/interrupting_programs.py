@@ -1,0 +1,147 @@
+"""Runs on the chief: somebody else has the workers while training has sets on its way."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist_ext
+from tests.ps_training import models
+
+_ROWS = 24
+
+
+class At(keras.callbacks.Callback):
+    """Does something after some batches of each epoch."""
+
+    def __init__(self, action, batches=(3, 9)):
+        super().__init__()
+        self._action, self._batches = action, batches
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch in self._batches:
+            self._action(self.model)
+
+    def on_test_batch_end(self, batch, logs=None):
+        if batch in self._batches:
+            self._action(self.model)
+
+
+def _counter(placed, rows=_ROWS):
+    models.in_single_precision()
+    with placed.scope():
+        return models.row_counter(rows)
+
+
+def _counts(model):
+    return [float(count) for count in np.ravel(model.get_weights()[0])]
+
+
+def _trained_with(cluster, action, policy="asynchronous", **arguments):
+    """Returns how often each row was applied in two epochs, the steps, and the drops."""
+    placed = models.strategy(cluster, policy, **arguments)
+    model = _counter(placed)
+    data = models.numbered_rows(_ROWS, 1)
+    history = model.fit(data, epochs=2, verbose=0, callbacks=[At(action(placed))])
+    return {
+        "counts": _counts(model), "steps": int(model.optimizer.iterations.numpy()),
+        "dropped": placed.statistics["total"]["dropped"], "applied": placed.statistics["total"]["applied"],
+        "epochs": len(history.history["loss"]),
+    }  # fmt: skip
+
+
+def _evaluates(placed):
+    return lambda model: model.evaluate(models.numbered_rows(_ROWS, 4), verbose=0)
+
+
+def _predicts(placed):
+    return lambda model: model.predict(models.numbered_rows(_ROWS, 4), verbose=0)
+
+
+def _evaluates_another(placed):
+    with placed.scope():
+        other = models.row_counter(_ROWS)
+    return lambda model: other.evaluate(models.numbered_rows(_ROWS, 4), verbose=0)
+
+
+def _trains_another(placed):
+    with placed.scope():
+        other = models.row_counter(_ROWS)
+
+    def train(model):
+        before = np.sum(_counts(other))
+        other.fit(models.numbered_rows(_ROWS, 4), verbose=0)
+        assert np.sum(_counts(other)) == before + _ROWS
+
+    return train
+
+
+def _trains_a_batch(placed):
+    features, target = np.zeros((2, _ROWS), "float32"), np.zeros((2, 1), "float32")
+    return lambda model: model.train_on_batch(features, target)
+
+
+def _trains_itself(placed):
+    rows = np.zeros((3, _ROWS), "float32"), np.zeros((3, 1), "float32")
+    return lambda model: model.fit(models.batched(rows, 1), verbose=0)
+
+
+def while_training(cluster):
+    """Returns the outcome of each way of interrupting `fit`, by name."""
+    clock = tfdist_ext.BoundedStaleness(2, clock="worker")
+    return {
+        "evaluate": _trained_with(cluster, _evaluates),
+        "predict": _trained_with(cluster, _predicts, "bounded 4"),
+        "another model": _trained_with(cluster, _evaluates_another),
+        "training another": _trained_with(cluster, _trains_another),
+        "synchronous": _trained_with(cluster, _evaluates, "synchronous"),
+        "clocks": _trained_with(cluster, _predicts, clock),
+        "local copies": _trained_with(cluster, _trains_another, "bounded 4", fetch_every_steps=3),
+        "a batch": _trained_with(cluster, _trains_a_batch),
+        "itself": _trained_with(cluster, _trains_itself),
+    }
+
+
+def within_evaluation(cluster):
+    """Evaluates while a callback predicts; returns what `evaluate` and `predict` returned, and what is right."""
+    placed = models.strategy(cluster)
+    model = _counter(placed)
+    model.set_weights([np.arange(1.0, _ROWS + 1, dtype="float32")[:, None]])
+    seen = []
+
+    def predict(model):
+        seen.append(np.ravel(model.predict(models.numbered_rows(_ROWS, 5), verbose=0)).tolist())
+
+    logs = model.evaluate(models.numbered_rows(_ROWS, 2), verbose=0, callbacks=[At(predict)])
+    return {"loss": float(np.ravel(logs)[0]), "seen": seen}
+
+
+def between_schedule_and_join(cluster):
+    """Evaluates between `schedule` and `join`, and lets two coordinators take turns; returns counts and results."""
+    placed = models.strategy(cluster)
+    model = _counter(placed)
+    model.optimizer.build(model.trainable_variables)
+    coordinators = [tfdist_ext.ClusterCoordinator(placed) for _ in range(2)]
+    data = placed.experimental_distribute_dataset(models.numbered_rows(_ROWS, 1))
+
+    def step(iterator):
+        features, _ = next(iterator)
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_sum(model(features, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    iterators = [iter(coordinator.create_per_worker_dataset(data)) for coordinator in coordinators]
+    values = []
+    for number in range(_ROWS):
+        for coordinator, iterator in zip(coordinators, iterators, strict=True):
+            values.append(coordinator.schedule(step, args=(iterator,)))
+        if number in (3, 11, _ROWS - 1):
+            model.evaluate(models.numbered_rows(_ROWS, 4), verbose=0)
+    for coordinator in coordinators:
+        coordinator.join()
+    results = [coordinators[index % 2].fetch(value) for index, value in enumerate(values)]
+    return {
+        "counts": _counts(model), "steps": int(model.optimizer.iterations.numpy()),
+        "results": sum(result is not None for result in results),
+    }  # fmt: skip
