@@ -54,6 +54,7 @@ class SetDriver:
         self._executor = compat.synchronous_executor()
         self._sets: dict[int, ComputedSet] = {}
         self._epoch = 0
+        self._arguments: list = []
         self._data: Any = None
         self._error: Exception | None = None
         self._ready: Apply | None = None
@@ -116,14 +117,14 @@ class SetDriver:
         """Returns True while an epoch on this pass over the data is open."""
         return self._is_open and self._data is data
 
-    def use_program(self, program) -> None:
-        """Goes on with batches of another type."""
-        self._program = program
+    def use_program(self, program, arguments=()) -> None:
+        """Goes on with batches of another type, or other arguments of the step; nothing is on its way."""
+        self._program, self._arguments = program, list(arguments)
 
     @property
     def logs_are_named(self) -> bool:
         """Whether the logs of a step that was applied are a dictionary."""
-        return self._program.logs_are_named
+        return self._program.logs.is_named
 
     def has_next(self, data) -> bool:
         """Waits until another step can be applied, or none will be in this pass over the data."""
@@ -286,7 +287,7 @@ class SetDriver:
                         self._data.feed.release(batch.shard, batch.position)
             self._dispatch()
         events.emit("step_applied", version=apply.version, sets=apply.sets)
-        return functools.partial(self._program.read_logs, outputs)
+        return functools.partial(self._program.logs.read, outputs)
 
     # --- called under the lock ---------------------------------------------------------------------------------
     def _dispatch(self) -> None:
@@ -303,7 +304,7 @@ class SetDriver:
             )
             return
         for dispatch in started:
-            job = SetJob(self, dispatch, self._data, self._program, self._epoch)
+            job = SetJob(self, dispatch, self._data, self._program, self._epoch, self._arguments)
             self._threads.submit(dispatch.worker, job)
         self._announce_drops()
 

@@ -46,11 +46,15 @@ class SetJob:
         data: `WorkerIterator`.
         program: What to compute.
         epoch: Number of the epoch.
+        arguments: Tensors that the step takes besides the batch.
     """
 
-    def __init__(self, receiver: Receiver, dispatch: Dispatch, data, program: SetProgram, epoch: int):
+    def __init__(
+        self, receiver: Receiver, dispatch: Dispatch, data, program: SetProgram, epoch: int, arguments=()
+    ):
         self._receiver, self._dispatch, self._data = receiver, dispatch, data
         self._program, self._epoch = program, epoch
+        self._arguments = list(arguments)
 
     def run(self, worker: Worker) -> None:
         """See `worker.Job`."""
@@ -97,9 +101,10 @@ class SetJob:
         program, data = self._program, self._data
         if data.feed is not None:
             fed = data.feed.get(batch.shard, batch.position)
-            return None if fed is None else program.compute_batch(fed, cached, draw)
+            return None if fed is None else program.compute_batch(fed, cached, draw, self._arguments)
         try:
-            return program.compute_next(worker.reader.at(data, batch.shard, batch.position), cached, draw)
+            iterator = worker.reader.at(data, batch.shard, batch.position)
+            return program.compute_next(iterator, cached, draw, self._arguments)
         except tf.errors.OutOfRangeError:
             compat.forget_error()
             return None

@@ -17,7 +17,7 @@ from tfdist_ext import compat
 from tfdist_ext.data import batches
 from tfdist_ext.ps import BoundedStaleness
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training import losses, optimizers, row_update, set_sums
+from tfdist_ext.training import losses, optimizers, row_update, set_logs, set_sums
 from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout
 from tfdist_ext.training.lost_gradients import check_none_lost
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan, is_sharded
@@ -39,11 +39,12 @@ class SetProgram:
         caches: True when workers compute on variables that they fetched before.
         compensation: `DelayCompensation`, or None.
         round_size: Sets of a step.
+        argument_specs: Specs of what `step` takes besides the batch.
     """
 
     def __init__(
         self, strategy, step, batch_spec, variables, metrics=(), *, trains, pushes=False, caches=False,
-        compensation=None, round_size=1,
+        compensation=None, round_size=1, argument_specs=(),
     ):  # fmt: skip
         self._strategy, self._step, self._metrics = strategy, step, list(metrics)
         self._spec = batch_spec
@@ -54,6 +55,7 @@ class SetProgram:
         self._fixed_share: float | None = None
         self.layout: Any = None  # `SetLayout`, once traced.
         self.pulled: Any = None  # `Pulled`, once traced.
+        self.logs: Any = None  # `LogReading`, once `commit` is traced.
         self.uses_draw = False
         self._applications: list = []
         self._commits: dict = {}
@@ -66,13 +68,16 @@ class SetProgram:
         copies = self.fetch.outputs[: len(self.plan.packing.groups)] if caches else []
         self._cached_specs = [tf.TensorSpec(copy.shape, copy.dtype) for copy in copies]
         self._draw_spec = tf.TensorSpec([], tf.int64)
+        self._argument_specs = list(argument_specs)
         self._from_iterator: Any = None
         self._from_batch: Any = None
 
     @classmethod
     def of_function(cls, strategy, step, batch_spec, **options) -> SetProgram:
         """Returns the program of a custom loop's step, whose variables are found by tracing it once."""
-        scout = cls(strategy, step, batch_spec, (), trains=True)
+        scout = cls(
+            strategy, step, batch_spec, (), trains=True, argument_specs=options.get("argument_specs", ())
+        )
         scout.trace(fed_by_chief=False)
         found = [*scout.pulled.large_read, *(rows.variable for rows in scout.pulled.touched)]
         return cls(strategy, step, batch_spec, found, trains=True, **options)
@@ -85,36 +90,36 @@ class SetProgram:
     # --- compute: on a worker ------------------------------------------------------------------------------------
     @property
     def compute_next(self):
-        """`(iterator, cached, draw) -> [rows, *wires]`, traced at first use; run it with the worker as device."""
+        """`(iterator, cached, draw, arguments) -> [rows, *wires]`, traced at first use, for the worker."""
         if self._from_iterator is None:
             spec = tf.data.IteratorSpec(self._spec)
 
-            def compute(iterator, cached, draw):
-                return self._compute(iterator.get_next(), cached, draw)
+            def compute(iterator, cached, draw, arguments):
+                return self._compute(iterator.get_next(), cached, draw, arguments)
 
             self._from_iterator = self._traced(compute, spec)
         return self._from_iterator
 
     @property
     def compute_batch(self):
-        """`(batch, cached, draw) -> [rows, *wires]` for a batch that the chief sends, traced at first use."""
+        """`(batch, cached, draw, arguments) -> [rows, *wires]` for a batch that the chief sends; traced then."""
         if self._from_batch is None:
             self._from_batch = self._traced(self._compute, self._spec)
         return self._from_batch
 
     def _traced(self, compute, spec):
         concrete = tf.function(compute, autograph=False).get_concrete_function(
-            spec, self._cached_specs, self._draw_spec
+            spec, self._cached_specs, self._draw_spec, self._argument_specs
         )
         applications, self._applications = self._applications, []
-        check_none_lost(applications, self._step_on, self._spec)
+        check_none_lost(applications, self._step_on, self._spec, self._argument_specs)
         return concrete
 
     def trace(self, fed_by_chief: bool) -> None:
         """Traces compute on this thread, before workers' threads call it: Keras traces on one thread only."""
         _ = self.compute_batch if fed_by_chief else self.compute_next
 
-    def _compute(self, data, cached, draw):
+    def _compute(self, data, cached, draw, arguments):
         wires = cached if self._caches else self.plan.read_on_ps()
         backups = list(wires)
         pulled = Pulled(self.plan, wires, tf.compat.v1.get_default_graph())
@@ -130,7 +135,7 @@ class SetProgram:
             scope,
             compat.tracing_inner_functions_anew(),
         ):
-            logs = self._step_on(data)
+            logs = self._step_on(data, arguments)
         self._applications = recorder.applications
         if self._trains and not recorder.applications:
             raise ValueError(
@@ -159,8 +164,8 @@ class SetProgram:
             kept = [] if self._caches else _on_their_ps(self.plan.packing.groups, backups)
         return [*counts, *outputs, *kept]
 
-    def _step_on(self, data):
-        return self._step(keras.tree.map_structure(none_for_optional, data))
+    def _step_on(self, data, arguments):
+        return self._step(keras.tree.map_structure(none_for_optional, data), *arguments)
 
     def divide(self, outputs):
         """Returns what compute gave: the tensors whose shapes are counts, the wires, and what the ps keep."""
@@ -262,7 +267,8 @@ class SetProgram:
             shares = set_sums.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
             updated = set_sums.new_values(self.layout, received, by_weight, is_fresh)
             logs = set_sums.draw_logs(self.layout, received, shares, updated)
-            outputs = self._packed_logs(logs)
+            self.logs = set_logs.LogReading(logs)
+            outputs, self.logs.outputs = self.logs.outputs, []
             for application in range(len(self.layout.applications)):
                 self._apply(application, received, shares, factor, kept, is_fresh)
             for variable, value in updated:
@@ -303,41 +309,6 @@ class SetProgram:
             stack.enter_context(row_update.scaled_learning_rate(inner, factor))
             stack.enter_context(self._strategy.extended.applying())
             optimizers.apply_at_once(optimizer, whole, variables)
-
-    def _packed_logs(self, logs):
-        """Returns one vector of all scalar logs, then the others; remembers how to read them."""
-        flat = tf.nest.flatten(logs)
-        numbers = [
-            leaf for leaf in flat if tf.is_tensor(leaf) and leaf.shape.rank == 0 and leaf.dtype != tf.string
-        ]
-        others = [leaf for leaf in flat if tf.is_tensor(leaf) and not any(leaf is n for n in numbers)]
-        kinds = [
-            "number" if any(leaf is n for n in numbers) else "other" if tf.is_tensor(leaf) else leaf
-            for leaf in flat
-        ]
-        dtypes = [leaf.dtype.as_numpy_dtype for leaf in numbers]
-        self._log_reading = (logs, kinds, dtypes)
-        vector = [tf.cast(number, tf.float64) for number in numbers]
-        return [tf.stack(vector) if vector else tf.zeros([0], tf.float64), *others]
-
-    @property
-    def logs_are_named(self) -> bool:
-        """Whether `read_logs` returns a dictionary; known after the first commit."""
-        return isinstance(self._log_reading[0], dict)
-
-    def read_logs(self, outputs):
-        """Returns the logs of a commit as a structure of NumPy values."""
-        structure, kinds, dtypes = self._log_reading
-        numbers = iter(zip(outputs[0].numpy(), dtypes, strict=True))
-        others = iter(outputs[1:])
-        flat = []
-        for kind in kinds:
-            if kind == "number":
-                value, dtype = next(numbers)
-                flat.append(dtype(value))
-            else:
-                flat.append(next(others).numpy() if kind == "other" else kind)
-        return tf.nest.pack_sequence_as(structure, flat)
 
 
 def _on_their_ps(groups, wires) -> list:

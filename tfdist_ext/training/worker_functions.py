@@ -168,7 +168,7 @@ class TestFunction:
         def compute(worker, data_or_iterator):
             from_iterator = isinstance(data_or_iterator, tf.data.Iterator)
             function = program.compute_next if from_iterator else program.compute_batch
-            _, wires, _ = program.divide(function(data_or_iterator, [], worker.constant(0)))
+            _, wires, _ = program.divide(function(data_or_iterator, [], worker.constant(0), []))
             return wires
 
         program.trace(data.feed is not None)
@@ -180,7 +180,8 @@ class TestFunction:
     def _add(self, wires):
         program, factor = self._program, tf.constant(1.0)
         with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
-            return program.read_logs(program.commit(1, True, False)(factor, [wires]))
+            outputs = program.commit(1, True, False)(factor, [wires])
+        return program.logs.read(outputs)
 
 
 class PredictFunction:
