@@ -86,7 +86,7 @@ class ScheduledCall:
         return run
 
 
-def _value(leaf: Any, remote_type: type):
+def _value(leaf: Any, remote_type: Any):
     if isinstance(leaf, remote_type):
         return np.asarray(leaf.fetch())
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf  # The user may write into it afterwards.

@@ -17,7 +17,7 @@ from tfdist_ext import compat
 from tfdist_ext.data import batches
 from tfdist_ext.ps import BoundedStaleness
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training import losses, optimizers, row_update, set_logs, set_sums
+from tfdist_ext.training import losses, own_apply, row_update, set_logs, set_scaling, set_sums
 from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout
 from tfdist_ext.training.lost_gradients import check_none_lost
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan, is_sharded
@@ -120,6 +120,7 @@ class SetProgram:
         _ = self.compute_batch if fed_by_chief else self.compute_next
 
     def _compute(self, data, cached, draw, arguments):
+        own_apply.watch_overriding_optimizers()
         wires = cached if self._caches else self.plan.read_on_ps()
         backups = list(wires)
         pulled = Pulled(self.plan, wires, tf.compat.v1.get_default_graph())
@@ -284,7 +285,7 @@ class SetProgram:
         return wires + (_on_their_ps(self.plan.packing.groups, kept) if kept else [])
 
     def _apply(self, application, received, shares, factor, kept, is_fresh):
-        optimizer, variables = self.layout.applications[application]
+        _, variables = self.layout.applications[application]
         parts, whole = {}, []
         for index in range(len(variables)):
             per_shard = set_sums.sum_gradients(received, shares, application, index)
@@ -298,17 +299,20 @@ class SetProgram:
             known = parts.get(id(gradient))
             return known if known is not None else set_sums.split_whole(variable, gradient)
 
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        row_update.check_can_shard(inner, variables)
+        by_parts = any(
+            is_sharded(v) or isinstance(g, tf.IndexedSlices) for g, v in zip(whole, variables, strict=True)
+        )
+        call = self.layout.calls[application]
+        scales = [one.scale(application) for one in received]
         with contextlib.ExitStack() as stack:
-            if any(
-                is_sharded(v) or isinstance(g, tf.IndexedSlices)
-                for g, v in zip(whole, variables, strict=True)
-            ):
-                stack.enter_context(row_update.updating_shards_and_rows(inner, gradients_of))
-            stack.enter_context(row_update.scaled_learning_rate(inner, factor))
+            for part in own_apply.parts_of(call.optimizer):
+                row_update.check_can_shard(part, variables)
+                if by_parts:
+                    stack.enter_context(row_update.updating_shards_and_rows(part, gradients_of))
+                stack.enter_context(row_update.scaled_learning_rate(part, factor))
             stack.enter_context(self._strategy.extended.applying())
-            optimizers.apply_at_once(optimizer, whole, variables)
+            scale = None if scales[0] is None else tf.reduce_max(tf.stack(scales))
+            set_scaling.apply_unscaled(call, whole, variables, scale)
 
 
 def _on_their_ps(groups, wires) -> list:
