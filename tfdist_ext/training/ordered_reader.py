@@ -96,6 +96,7 @@ class OrderedReader:
         with self._changed:
             self._closed = True
             self._results.clear()
+        self._threads.let_go(self)
 
     def suspend(self) -> None:
         """See `worker.Owner`: what is on its way arrives, and nothing is begun."""

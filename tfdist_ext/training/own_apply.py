@@ -37,7 +37,8 @@ def overrides_apply(optimizer) -> bool:
 
 def parts_of(optimizer) -> list:
     """Returns an optimizer and all those that it hands gradients to."""
-    parts, pending = [], [optimizer]
+    parts: list = []
+    pending = [optimizer]
     while pending:
         part = pending.pop()
         if any(part is known for known in parts):
@@ -50,10 +51,8 @@ def parts_of(optimizer) -> list:
 
 
 def _subclasses(kind: type) -> list[type]:
-    found: list[type] = []
-    for below in kind.__subclasses__():
-        found += [below, *_subclasses(below)]
-    return found
+    direct: list[type] = kind.__subclasses__()
+    return [*direct, *(below for one in direct for below in _subclasses(one))]
 
 
 def _is_watched(method) -> bool:

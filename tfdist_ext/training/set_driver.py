@@ -74,10 +74,10 @@ class SetDriver:
             data: `WorkerIterator`.
             max_steps: Updates after which the epoch ends, or None for the end of the data.
         """
-        self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
-        self._is_suspended = False
         # A pass that is open was left for this one in its midst: its batches are read again.
         self._end(reads_again=True)
+        self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
+        self._is_suspended = False
         leases, data.lock = leases_of(data), self._changed
         self._program.trace(data.feed is not None)
         with self._changed:
@@ -93,9 +93,10 @@ class SetDriver:
         """Tells the ledger who died, came, or both while somebody else had the workers."""
         for worker in self._threads.workers:
             known = self._joined.get(worker.index)
-            if known is not None and (not worker.is_there or known != worker.incarnation):
+            there = worker.is_there and not worker.is_slow
+            if known is not None and (not there or known != worker.incarnation):
                 self._lose(worker.index)
-            if worker.is_there and not worker.is_slow and worker.index not in self._joined:
+            if there and worker.index not in self._joined:
                 self._joined[worker.index] = worker.incarnation
                 self.ledger.joined(worker.index)
 
@@ -209,6 +210,7 @@ class SetDriver:
             self.ledger.close_epoch(reads_again)
             self._sets.clear()
             self._announce_drops()
+        self._threads.let_go(self)
 
     def statistics(self) -> dict:
         """Returns the counts so far as plain data."""

@@ -114,6 +114,12 @@ class WorkerThreads:
         if before is not None and before is not owner:
             before.suspend()
 
+    def let_go(self, owner: Owner) -> None:
+        """Forgets an owner that has nothing left to do: it holds the graphs of a model."""
+        with self._owner_lock:
+            if self._owner is owner:
+                self._owner = None
+
     def submit(self, index: int, job: Job) -> None:
         """Gives a worker its next job."""
         self.workers[index].inbox.put(job)
