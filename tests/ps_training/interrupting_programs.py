@@ -1,5 +1,7 @@
 """Runs on the chief: somebody else has the workers while training has sets on its way."""
 
+import signal
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -145,3 +147,71 @@ def between_schedule_and_join(cluster):
         "counts": _counts(model), "steps": int(model.optimizer.iterations.numpy()),
         "results": sum(result is not None for result in results),
     }  # fmt: skip
+
+
+def interrupted(cluster):
+    """Interrupts `fit` at places around the commit of a step, and trains on; returns books, steps and counts."""
+    return {
+        where: _interrupted_at(cluster, where, policy)
+        for where in (
+            "before the commit",
+            "after the commit",
+            "in the books",
+            "raised by a handler",
+            "while waiting",
+        )
+        for policy in ("asynchronous",)
+    }
+
+
+def _interrupted_at(cluster, where, policy):
+    placed = models.strategy(cluster, policy)
+    model = _counter(placed)
+    model.fit(models.numbered_rows(_ROWS, 1).take(2), verbose=0)
+    driver, calls = placed._driver, []
+
+    def interrupting(original, *, after, raises=False):
+        def call(*args, **kwargs):
+            calls.append(1)
+            strikes = len(calls) == 5
+            if strikes and not after:
+                _interrupt(raises)
+            result = original(*args, **kwargs)
+            if strikes and after:
+                _interrupt(raises)
+            return result
+
+        return call
+
+    program, ledger = driver._program, driver.ledger
+    if where in ("before the commit", "after the commit", "raised by a handler"):
+        commit, raises = program.commit, where == "raised by a handler"
+        program.commit = lambda *a: interrupting(
+            commit(*a), after=where != "before the commit", raises=raises
+        )
+    elif where == "in the books":
+        ledger.applied = interrupting(ledger.applied, after=False)
+    else:
+        driver._wait_for_step = interrupting(driver._wait_for_step, after=True)
+    try:
+        model.fit(models.numbered_rows(_ROWS, 1), verbose=0)
+        error = "none"
+    except KeyboardInterrupt:
+        error = "KeyboardInterrupt"
+    for owner, name in ((program, "commit"), (ledger, "applied"), (driver, "_wait_for_step")):
+        vars(owner).pop(name, None)
+    between = [
+        placed.statistics["total"]["applied"],
+        int(model.optimizer.iterations.numpy()),
+        sum(_counts(model)),
+    ]
+    model.fit(models.numbered_rows(_ROWS, 1), verbose=0)
+    total = placed.statistics["total"]
+    after = [total["applied"], int(model.optimizer.iterations.numpy()), sum(_counts(model))]
+    return {"error": error, "between": between, "after": after}
+
+
+def _interrupt(raises):
+    if raises:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)

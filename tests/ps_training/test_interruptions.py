@@ -29,3 +29,13 @@ def test_f2_what_was_scheduled_survives_an_evaluation_and_another_coordinator(ch
     result = chief(programs.between_schedule_and_join)
     assert result["counts"] == [2.0] * 24
     assert result["steps"] == result["results"] == 48
+
+
+def test_h12_books_and_parameter_servers_agree_after_an_interrupt(chief):
+    """Each row moves its own weight by 1: their sum is what was applied, and 24 more after another `fit`."""
+    result = chief(programs.interrupted)
+    for where, run in result.items():
+        assert run["error"] == "KeyboardInterrupt", where
+        books, steps, counts = run["between"]
+        assert books == steps == counts >= 2 + 2, (where, run)
+        assert run["after"] == [books + 24] * 3, (where, run)

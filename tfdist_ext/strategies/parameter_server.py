@@ -168,6 +168,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._driver: Any = None
         self._threads: Any = None
         self._version: tf.Variable | None = None
+        # What `version_variable` must be, if all went well.
+        self.num_steps_applied = 0
         if specification.task.type in ("ps", "worker"):
             sys.exit(serve_until_chief_ends(specification, startup_timeout_seconds=startup_timeout_seconds))
         if specification.task.type == "evaluator":

@@ -7,21 +7,17 @@ worker that died is computed by another.
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
-from tfdist_ext import compat, errors
+from tfdist_ext import compat
 from tfdist_ext.ps import Batch, Leases
+from tfdist_ext.training.waiting import LOOK_AROUND_SECONDS, Waiting
 from tfdist_ext.training.worker import Worker
 from tfdist_ext.training.worker_threads import WorkerThreads
 
 _AHEAD = 4
-_LOOK_AROUND_SECONDS = 0.5
-_SAY_WAITING_AFTER_SECONDS = 5.0
-_SAY_AGAIN_SECONDS = 30.0
 
 
 class _BatchJob:
@@ -112,8 +108,7 @@ class OrderedReader:
                 self._lease()
 
     def _wait(self) -> bool:
-        started = time.monotonic()
-        says = started + _SAY_WAITING_AFTER_SECONDS
+        waiting = Waiting(self._threads, self._patience_seconds, "No batch", self._waiting_for)
         while True:
             if self._error is not None:
                 raise self._error
@@ -123,22 +118,12 @@ class OrderedReader:
                 return False
             if self._skips_missing():
                 continue
-            self._changed.wait(_LOOK_AROUND_SECONDS)
-            now = time.monotonic()
-            if now > says:
-                says = now + _SAY_AGAIN_SECONDS
-                logging.warning("No batch for %.0f s. %s", now - started, self._waiting_for())
-            if now - started > self._patience_seconds:
-                raise self._threads.silent_ps() or errors.WorkersLostError(
-                    f"No batch for {now - started:.0f} s. {self._waiting_for()} Start the missing workers again, or "
-                    "see why those that are there do not finish what they compute.",
-                    tasks=self._threads.missing(),
-                )
+            self._changed.wait(LOOK_AROUND_SECONDS)
+            waiting.look_around()
 
     def _waiting_for(self) -> str:
         busy = ", ".join(f"worker:{index}" for index in sorted(self._jobs)) or "a worker"
-        missing = ", ".join(self._threads.missing())
-        return f"Batch {self._next} waits for {busy}." + (f" Missing: {missing}." if missing else "")
+        return f"Batch {self._next} waits for {busy}."
 
     def _skips_missing(self) -> bool:
         """Steps over a batch that a shorter shard does not have; returns True if it did."""

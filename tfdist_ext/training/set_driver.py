@@ -9,24 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import time
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from tfdist_ext import compat, errors, events
 from tfdist_ext.ps import Apply, Batch, Dispatch, ResumableLedger, TooFewWorkers
 from tfdist_ext.training.gradient_set import FIRST_PS
+from tfdist_ext.training.interrupts import interrupts_afterwards
 from tfdist_ext.training.reading import leases_of
 from tfdist_ext.training.set_delivery import ComputedSet, TransferredBytes, bring_all
 from tfdist_ext.training.set_job import SetJob
+from tfdist_ext.training.waiting import LOOK_AROUND_SECONDS, Waiting
 from tfdist_ext.training.worker import Worker
 from tfdist_ext.training.worker_threads import WorkerThreads
-
-_LOOK_AROUND_SECONDS = 0.5
-_SAY_WAITING_AFTER_SECONDS = 5.0
-_SAY_AGAIN_SECONDS = 30.0
 
 
 class SetDriver:
@@ -170,7 +166,6 @@ class SetDriver:
         while True:
             with self._changed:
                 apply = self._wait_for_step()
-                self._ready = None
             if apply is None:
                 return None
             try:
@@ -180,14 +175,24 @@ class SetDriver:
                         return self._commit(apply)
             except BaseException:
                 self._executor.clear_error()
-                with self._changed:
-                    if self.ledger.is_applying:
-                        self.ledger.apply_failed(apply, [])
+                self._settle(apply)
                 raise
             with self._changed:
+                self._ready = None
                 self.ledger.apply_failed(apply, lost)
                 self._forget(lost)
                 self._dispatch()
+
+    def _settle(self, apply: Apply) -> None:
+        """Finds out what became of a step whose call failed or was interrupted, and writes it down."""
+        with interrupts_afterwards(), self._changed:
+            if self._ready is not apply:
+                return
+            if self._program.was_committed():
+                self._note_applied(apply)
+            else:
+                self._ready = None
+                self.ledger.apply_failed(apply, [])
 
     def close(self, data=None) -> None:
         """Ends the epoch: what is not applied by now is dropped and counted.
@@ -203,8 +208,7 @@ class SetDriver:
                 return
             self._is_open = False
             if self._ready is not None:
-                self.ledger.apply_failed(self._ready, [])
-                self._ready = None
+                self._settle(self._ready)
             if reads_again:
                 self._data.max_steps = self.ledger.steps_left
             self.ledger.close_epoch(reads_again)
@@ -220,42 +224,23 @@ class SetDriver:
         return counts
 
     def _wait_for_step(self) -> Apply | None:
-        started = time.monotonic()
-        says = started + _SAY_WAITING_AFTER_SECONDS
+        waiting = Waiting(
+            self._threads, self._patience_seconds, "No step could be applied", self.ledger.waiting_for
+        )
         while True:
             self._check()
             if self._ready is None:
                 self._ready = self.ledger.next_apply()
             if self._ready is not None or self.ledger.epoch_finished:
                 return self._ready
-            self._changed.wait(_LOOK_AROUND_SECONDS)
-            now = time.monotonic()
-            if now > says:
-                says = now + _SAY_AGAIN_SECONDS
-                logging.warning("No step for %.0f s. %s", now - started, self._waiting_for())
-            self._check_patience(now - started)
+            self._changed.wait(LOOK_AROUND_SECONDS)
+            waiting.look_around(self.ledger.version)
 
     def _check(self) -> None:
         if isinstance(self._error, errors.ParameterServerLostError):
             self._error.step = self.ledger.version
         if self._error is not None:
             raise self._error
-
-    def _waiting_for(self) -> str:
-        missing = ", ".join(self._threads.missing())
-        return self.ledger.waiting_for() + (f" Missing: {missing}." if missing else "")
-
-    def _check_patience(self, waited: float) -> None:
-        if waited < self._patience_seconds:
-            return
-        self._error = self._error or self._threads.silent_ps()
-        self._check()
-        raise errors.WorkersLostError(
-            f"No step could be applied for {waited:.0f} s. {self._waiting_for()} Start the missing workers again, or "
-            "see why those that are there do not finish what they compute.",
-            tasks=self._threads.missing(),
-            step=self.ledger.version,
-        )
 
     def _bring_all(self, apply: Apply) -> list[int]:
         """Brings the sets of a step to the ps; returns the ids of those that are lost."""
@@ -271,25 +256,31 @@ class SetDriver:
         damped = apply.factor != 1.0
         commit = self._program.commit(len(sets), fresh, damped)
         factor = tf.constant(apply.factor, tf.float32) if damped else self._no_factor
-        try:
-            with tf.device(FIRST_PS):
-                outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
-        except tf.errors.OpError as error:
-            lost_ps = self._threads.lost_ps(error)
-            if lost_ps is None:
-                raise
-            lost_ps.step = self.ledger.version
-            raise lost_ps from error
-        with self._changed:
-            self.ledger.applied(apply)
-            self._forget([admitted.set_id for admitted in apply.sets])
-            if self._data.feed is not None:
-                for admitted in apply.sets:
-                    for batch in admitted.batches:
-                        self._data.feed.release(batch.shard, batch.position)
-            self._dispatch()
+        with interrupts_afterwards():
+            try:
+                with tf.device(FIRST_PS):
+                    outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
+            except tf.errors.OpError as error:
+                lost_ps = self._threads.lost_ps(error)
+                if lost_ps is None:
+                    raise
+                lost_ps.step = self.ledger.version
+                raise lost_ps from error
+            with self._changed:
+                self._note_applied(apply)
         events.emit("step_applied", version=apply.version, sets=apply.sets)
         return functools.partial(self._program.logs.read, outputs)
+
+    def _note_applied(self, apply: Apply) -> None:
+        self._ready = None
+        self._program.note_commit()
+        self.ledger.applied(apply)
+        self._forget([admitted.set_id for admitted in apply.sets])
+        if self._data.feed is not None:
+            for admitted in apply.sets:
+                for batch in admitted.batches:
+                    self._data.feed.release(batch.shard, batch.position)
+        self._dispatch()
 
     # --- called under the lock ---------------------------------------------------------------------------------
     def _dispatch(self) -> None:

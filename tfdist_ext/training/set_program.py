@@ -258,6 +258,19 @@ class SetProgram:
                 self._commits[key] = tf.function(commit, autograph=False).get_concrete_function(factor, specs)
         return self._commits[key]
 
+    def note_commit(self) -> None:
+        """Counts a commit that has succeeded."""
+        self._strategy.num_steps_applied += 1
+
+    def was_committed(self) -> bool:
+        """Returns True where a call of `commit` did its work though it raised, or was interrupted."""
+        if not self._commits:
+            return False
+        try:
+            return int(self._version.read_value()) > self._strategy.num_steps_applied
+        except tf.errors.OpError:
+            return False  # The ps are gone, and the variables with them.
+
     def _commit(self, factor, sets, is_fresh):
         # All of it is on the ps already: what was admitted was delivered before, so that no worker takes part here.
         with tf.device(FIRST_PS):
