@@ -1,5 +1,7 @@
 """Runs on the chief: the kinds of input that `fit` takes, and what cannot work on workers."""
 
+import time
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -7,7 +9,9 @@ import tensorflow as tf
 import tfdist_ext
 from tests.ps_training import models
 from tests.single_host import oracle
+from tfdist_ext.data.shard_reader import ChiefFeed
 from tfdist_ext.ps import BoundedStaleness
+from tfdist_ext.training.set_job import SetJob
 
 
 class _Batches(keras.utils.PyDataset):
@@ -203,3 +207,41 @@ def input_report(cluster):
         "interleave": numbers.report(), "repeat": endless.report(), "cardinality": int(endless.cardinality),
         "python": placed.experimental_distribute_dataset(python).report(), "placement": str(placed.placement),
     }  # fmt: skip
+
+
+def kept_by_the_chief(cluster, batches=160):
+    """Trains on endless data that the chief reads, the last worker being slow; returns by policy the most it kept."""
+    run, get = SetJob.run, ChiefFeed.get
+    most = [0]
+
+    def slow(self, worker):
+        if worker.index == cluster[0] - 1:
+            time.sleep(0.02)
+        return run(self, worker)
+
+    def watched(self, shard, position):
+        batch = get(self, shard, position)
+        most[0] = max(most[0], len(self._kept))
+        return batch
+
+    results = {}
+    SetJob.run, ChiefFeed.get = slow, watched
+    try:
+        for policy in ("asynchronous", "bounded 1, drop", "one backup", "one backup, stale by 2", "clock 3"):
+            models.in_single_precision()
+            most[0] = 0
+            placed = models.strategy(cluster, policy)
+            with placed.scope():
+                model = models.row_counter(12)
+            data = models.batched(_rows(), 1).map(_through_python).repeat()
+            model.fit(data, steps_per_epoch=batches, verbose=0)
+            total = placed.statistics["total"]
+            results[policy] = [
+                most[0],
+                float(np.sum(model.get_weights()[0])),
+                total["applied"],
+                total["dropped"],
+            ]
+    finally:
+        SetJob.run, ChiefFeed.get = run, get
+    return results

@@ -163,7 +163,10 @@ class OrderedReader:
             return
         batch, result, exists = job.batch, None, True
         if self._data.feed is not None:
-            element = self._data.feed.get(batch.shard, batch.position)
+            try:
+                element = self._data.feed.get(batch.shard, batch.position)
+            except LookupError:
+                return  # Another worker computed it when this one was given up.
             if element is not None:
                 result = self._on_worker(worker, element)
             exists = element is not None

@@ -55,6 +55,7 @@ class SetDriver:
         self._error: Exception | None = None
         self._ready: Apply | None = None
         self._joined: dict[int, int] = {}
+        self._to_release: set[int] = set()
         self._is_open = False
         self._is_suspended = False
         self._num_drops_seen = 0
@@ -80,6 +81,7 @@ class SetDriver:
             self._error = None
             self._data = data
             self._epoch += 1
+            self._to_release.clear()
             self._note_members()
             self.ledger.begin_epoch(leases, max_steps)
             self._is_open = True
@@ -276,13 +278,17 @@ class SetDriver:
         self._program.note_commit()
         self.ledger.applied(apply)
         self._forget([admitted.set_id for admitted in apply.sets])
-        if self._data.feed is not None:
-            for admitted in apply.sets:
-                for batch in admitted.batches:
-                    self._data.feed.release(batch.shard, batch.position)
+        for admitted in apply.sets:
+            self._release(admitted.batches)
         self._dispatch()
 
     # --- called under the lock ---------------------------------------------------------------------------------
+    def _release(self, batches) -> None:
+        """Has the chief forget batches that nobody will ask for again."""
+        if self._data.feed is not None:
+            for batch in batches:
+                self._data.feed.release(batch.shard, batch.position)
+
     def _dispatch(self) -> None:
         self._changed.notify_all()
         if self._error is not None or not self._is_open or self._is_suspended:
@@ -311,7 +317,11 @@ class SetDriver:
         new = self.ledger.num_drops - self._num_drops_seen
         self._num_drops_seen = self.ledger.num_drops
         for dropped in list(self.ledger.drops)[-new:] if new else []:
-            self._sets.pop(dropped.set_id, None)
+            has_come = self._sets.pop(dropped.set_id, None) is not None
+            if not dropped.requeued and has_come:
+                self._release(dropped.batches)
+            elif not dropped.requeued:
+                self._to_release.add(dropped.set_id)  # Its rows are counted when it comes.
             events.emit("set_dropped", **dataclasses.asdict(dropped))
 
     def _forget(self, set_ids) -> None:
@@ -323,6 +333,12 @@ class SetDriver:
         """See `set_job.Receiver`."""
         with self._changed:
             self.ledger.ran_out(dispatch.set_id, batch)
+            self._dispatch()
+
+    def unwanted(self, dispatch: Dispatch) -> None:
+        """See `set_job.Receiver`."""
+        with self._changed:
+            self.ledger.arrived(dispatch.set_id, 0)
             self._dispatch()
 
     def pulled(self, worker: Worker, num_bytes: int) -> None:
@@ -338,6 +354,9 @@ class SetDriver:
             brings = verdict.outcome == "admitted" and not computed.delivered
             if verdict.outcome == "dropped":
                 self._forget([dispatch.set_id])
+            if dispatch.set_id in self._to_release:
+                self._to_release.remove(dispatch.set_id)
+                self._release(dispatch.batches)
             computed.busy = brings
             if verdict.outcome != "dropped" or computed.delivered:
                 self._bytes.pushed[worker.index] += pushed

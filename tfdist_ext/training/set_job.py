@@ -20,6 +20,10 @@ class Receiver(Protocol):
         """There is no such batch; those before it make the set."""
         ...
 
+    def unwanted(self, dispatch: Dispatch) -> None:
+        """Its batch was used by another set in the meantime."""
+        ...
+
     def pulled(self, worker: Worker, num_bytes: int) -> None:
         """The worker has pulled variables."""
         ...
@@ -63,7 +67,11 @@ class SetJob:
         draw = worker.constant(dispatch.draw if program.uses_draw else 0)
         cached, on_ps = self._cached(worker)
         for batch in dispatch.batches:
-            outputs = self._compute(worker, batch, cached, draw)
+            try:
+                outputs = self._compute(worker, batch, cached, draw)
+            except LookupError:
+                self._receiver.unwanted(dispatch)
+                return
             if outputs is None:
                 self._receiver.ran_out(dispatch, batch)
                 break
