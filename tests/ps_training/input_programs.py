@@ -245,3 +245,79 @@ def kept_by_the_chief(cluster, batches=160):
     finally:
         SetJob.run, ChiefFeed.get = run, get
     return results
+
+
+class Late(keras.Model):
+    """Makes its weights when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def _never_called(use):
+    def run(placed):
+        with placed.scope():
+            model = Late()
+            model.compile("sgd", "mse")
+        return np.asarray(use(model)).tolist()
+
+    return run
+
+
+def _nothing_to_train(placed):
+    with placed.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(2.0)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    history = model.fit(models.batched((_LATE_X, _LATE_X), 2), epochs=2, verbose=0).history
+    return [history["loss"], history["mae"], int(model.optimizer.iterations.numpy())]
+
+
+def _frozen(placed):
+    with placed.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, kernel_initializer="ones")])
+        model.layers[0].trainable = False
+        model.compile("adam", "mse")
+    seen = []
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    model.fit(
+        models.batched((_LATE_X, _LATE_X), 2), epochs=2, verbose=0, steps_per_epoch=2, callbacks=[counter]
+    )
+    return [seen, [w.tolist() for w in model.get_weights()]]
+
+
+def _counted_in_executions(placed):
+    with placed.scope():
+        model = models.row_counter(20)
+        model.compile(keras.optimizers.SGD(1.0), models.MinusOutput(reduction="sum"), steps_per_execution=3)
+    model.fit(models.numbered_rows(20, 1), epochs=1, verbose=0)
+    return [int(model.optimizer.iterations.numpy()), float(np.sum(model.get_weights()[0]))]
+
+
+_LATE_X = np.arange(12.0).reshape(4, 3)
+AS_ONE_DEVICE = {
+    "predict": _never_called(lambda m: m.predict(_LATE_X, verbose=0)),
+    "predict_on_batch": _never_called(lambda m: m.predict_on_batch(_LATE_X)),
+    "test_on_batch": _never_called(lambda m: m.test_on_batch(_LATE_X, _LATE_X[:, :2])),
+    "evaluate": _never_called(lambda m: m.evaluate(_LATE_X, _LATE_X[:, :2], verbose=0)),
+    "train_on_batch": _never_called(lambda m: m.train_on_batch(_LATE_X, _LATE_X[:, :2])),
+    "nothing to train": _nothing_to_train, "frozen": _frozen, "executions": _counted_in_executions,
+}  # fmt: skip
+
+
+def as_on_one_device(cluster):
+    """Returns by name what a use of a model gives on parameter servers and on one device."""
+    results = {}
+    for name, run in AS_ONE_DEVICE.items():
+        both = []
+        for placed in (models.strategy(cluster, BoundedStaleness(0)), tf.distribute.get_strategy()):
+            models.in_double_precision()
+            try:
+                both.append(run(placed))
+            except Exception as error:
+                both.append(f"{type(error).__name__}: {error}")
+        results[name] = both
+    return results

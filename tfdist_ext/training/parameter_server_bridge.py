@@ -137,7 +137,7 @@ def build(model, strategy, iterator, data_batch) -> None:
     if iterator is not None:
         specs = iterator._distributed_dataset.element_spec
         batching.check_batched(model, specs)
-        data_batch = keras.tree.map_structure(_symbolic_rows, specs)
+        data_batch = keras.tree.map_structure(batching.symbolic_rows, specs)
     optimizer = model.optimizer
     if optimizer is not None and not optimizer.built:
         _forget_functions(model)
@@ -154,12 +154,6 @@ def build(model, strategy, iterator, data_batch) -> None:
 
             stack.enter_context(row_update.replaced(optimizer, build=build_beside))
         model._symbolic_build(data_batch=data_batch)
-
-
-def _symbolic_rows(spec):
-    if isinstance(spec, tf.OptionalSpec):
-        return None
-    return keras.KerasTensor(spec.shape, spec.dtype.name) if isinstance(spec, tf.TensorSpec) else spec
 
 
 def check_compiled(model) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from tfdist_ext import compat
 from tfdist_ext.data import batches
@@ -139,8 +140,8 @@ class SetProgram:
             logs = self._step_on(data, arguments)
         self._applications = recorder.applications
         if self._trains and not recorder.applications:
-            raise ValueError(
-                "The training step applied no gradients. Call `optimizer.apply(...)` or `apply_gradients(...)` in it."
+            logging.warning(
+                "The training step applies no gradients: steps are counted, and nothing is trained."
             )
         weight = losses.weight_of_set(frame, rows)
         if self._round_size > 1 and losses.are_all_sums(frame):
