@@ -215,3 +215,41 @@ def _interrupt(raises):
     if raises:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
+
+
+def broken_connections(cluster):
+    """Trains while the call that applies the sixth step breaks, before or after it was done; returns what came."""
+
+    def trained(after):
+        placed = models.strategy(cluster, "asynchronous")
+        model = _counter(placed)
+        model.fit(models.numbered_rows(_ROWS, 1).take(2), verbose=0)
+        program, calls = placed._driver._program, []
+        commit = program.commit
+
+        def breaking(*key):
+            function = commit(*key)
+
+            def call(*arguments):
+                calls.append(1)
+                outputs = function(*arguments) if after or len(calls) != 6 else None
+                if len(calls) == 6:
+                    raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
+                return outputs
+
+            return call
+
+        program.commit = breaking
+        batches = []
+        seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+        try:
+            model.fit(models.numbered_rows(_ROWS, 1), verbose=0, callbacks=[seen])
+            error = ""
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        return {
+            "error": error, "batches": len(batches), "counts": _counts(model),
+            "steps": int(model.optimizer.iterations.numpy()), "books": placed.statistics["total"]["applied"],
+        }  # fmt: skip
+
+    return {"before": trained(False), "after": trained(True)}

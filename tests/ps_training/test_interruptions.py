@@ -39,3 +39,17 @@ def test_h12_books_and_parameter_servers_agree_after_an_interrupt(chief):
         books, steps, counts = run["between"]
         assert books == steps == counts >= 2 + 2, (where, run)
         assert run["after"] == [books + 24] * 3, (where, run)
+
+
+def test_g12_a_connection_to_the_only_ps_that_breaks_costs_no_step(chief_of_four):
+    """24 rows, two of them twice; the ps itself says whether a step was applied when the call for it failed."""
+    for when, run in chief_of_four(programs.broken_connections).items():
+        assert run["error"] == "", when
+        assert run["counts"] == [2.0, 2.0] + [1.0] * 22, when
+        assert run["steps"] == run["books"] == 26 and run["batches"] == 24, when
+
+
+def test_g12_a_connection_that_breaks_with_several_ps_is_a_typed_error(chief):
+    for when, run in chief(programs.broken_connections).items():
+        assert run["error"].startswith("ParameterServerLostError") and "checkpoint" in run["error"], when
+        assert run["steps"] == run["books"] == sum(run["counts"]), when

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import time
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +23,10 @@ from tfdist_ext.training.set_delivery import ComputedSet, TransferredBytes, brin
 from tfdist_ext.training.set_job import SetJob
 from tfdist_ext.training.waiting import LOOK_AROUND_SECONDS, Waiting
 from tfdist_ext.training.worker import Worker
-from tfdist_ext.training.worker_threads import WorkerThreads
+from tfdist_ext.training.worker_threads import UNREACHABLE, WorkerThreads
+
+# A ps that answers, but cannot be asked, is asked so often.
+_MOST_TRIES = 20
 
 
 class SetDriver:
@@ -56,6 +60,7 @@ class SetDriver:
         self._ready: Apply | None = None
         self._joined: dict[int, int] = {}
         self._to_release: set[int] = set()
+        self._last_read: Any = None
         self._is_open = False
         self._is_suspended = False
         self._num_drops_seen = 0
@@ -82,6 +87,7 @@ class SetDriver:
             self._data = data
             self._epoch += 1
             self._to_release.clear()
+            self._last_read = None
             self._note_members()
             self.ledger.begin_epoch(leases, max_steps)
             self._is_open = True
@@ -175,26 +181,52 @@ class SetDriver:
                     lost = self._bring_all(apply)
                     if not lost:
                         return self._commit(apply)
-            except BaseException:
+            except BaseException as error:
                 self._executor.clear_error()
-                self._settle(apply)
-                raise
+                goes_on = isinstance(error, UNREACHABLE) and self._is_reached_again()
+                was_applied = self._settle(apply)
+                if not goes_on:
+                    raise
+                if was_applied and self._last_read is not None:
+                    return self._last_read
+                continue
             with self._changed:
                 self._ready = None
                 self.ledger.apply_failed(apply, lost)
                 self._forget(lost)
                 self._dispatch()
 
-    def _settle(self, apply: Apply) -> None:
-        """Finds out what became of a step whose call failed or was interrupted, and writes it down."""
+    def _is_reached_again(self) -> bool:
+        """Waits until the only ps says how many steps it has applied; with several nobody could tell."""
+        if self._threads.num_ps > 1:
+            return False
+        for _ in range(_MOST_TRIES):
+            try:
+                with compat.executing_on(self._executor):
+                    self._program.was_committed()
+                return True
+            except tf.errors.OpError as error:
+                self._executor.clear_error()
+                if self._threads.lost_ps(error) is not None:
+                    return False
+                time.sleep(LOOK_AROUND_SECONDS)
+        return False
+
+    def _settle(self, apply: Apply) -> bool:
+        """Finds out what became of a step whose call failed or was interrupted; writes it down, and returns it."""
         with interrupts_afterwards(), self._changed:
             if self._ready is not apply:
-                return
-            if self._program.was_committed():
+                return False
+            try:
+                was_applied = self._program.was_committed()
+            except tf.errors.OpError:
+                was_applied = False  # The ps are gone, and the variables with them.
+            if was_applied:
                 self._note_applied(apply)
             else:
                 self._ready = None
                 self.ledger.apply_failed(apply, [])
+            return was_applied
 
     def close(self, data=None) -> None:
         """Ends the epoch: what is not applied by now is dropped and counted.
@@ -264,6 +296,8 @@ class SetDriver:
                     outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
             except tf.errors.OpError as error:
                 lost_ps = self._threads.lost_ps(error)
+                if lost_ps is None and isinstance(error, UNREACHABLE) and self._threads.num_ps > 1:
+                    lost_ps = self._threads.broken_connection(error)
                 if lost_ps is None:
                     raise
                 lost_ps.step = self.ledger.version
@@ -271,7 +305,8 @@ class SetDriver:
             with self._changed:
                 self._note_applied(apply)
         events.emit("step_applied", version=apply.version, sets=apply.sets)
-        return functools.partial(self._program.logs.read, outputs)
+        self._last_read = functools.partial(self._program.logs.read, outputs)
+        return self._last_read
 
     def _note_applied(self, apply: Apply) -> None:
         self._ready = None

@@ -265,12 +265,7 @@ class SetProgram:
 
     def was_committed(self) -> bool:
         """Returns True where a call of `commit` did its work though it raised, or was interrupted."""
-        if not self._commits:
-            return False
-        try:
-            return int(self._version.read_value()) > self._strategy.num_steps_applied
-        except tf.errors.OpError:
-            return False  # The ps are gone, and the variables with them.
+        return bool(self._commits) and int(self._version.read_value()) > self._strategy.num_steps_applied
 
     def _commit(self, factor, sets, is_fresh):
         # All of it is on the ps already: what was admitted was delivered before, so that no worker takes part here.

@@ -27,7 +27,7 @@ from tfdist_ext.training.worker import Job, Owner, Probe, Worker
 # Words in the errors of a task that was started again: it does not know what its predecessor did.
 _FORGOT = ("context_id", "Unable to find the relevant tensor", "not found in the context", "remote_handle")
 _FORGETFUL_PS = re.compile(r"remote target /job:ps/replica:\d+/task:(\d+)")
-_UNREACHABLE = (
+UNREACHABLE = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -146,6 +146,19 @@ class WorkerThreads:
             return self._without(Task("ps", int(found.group(1))), "was started again")
         return None
 
+    def broken_connection(self, error: Exception) -> errors.ParameterServerLostError:
+        """Returns the error to raise where a step may be applied on one ps and not on another."""
+        return errors.ParameterServerLostError(
+            f"A connection to a ps broke in the midst of a step ({_first_line(error)}), which may be applied on one ps "
+            "and not on another. Start the job again; it can go on from its last checkpoint.",
+            task=str(next(iter(self._servers))),
+        )
+
+    @property
+    def num_ps(self) -> int:
+        """Number of ps of the cluster."""
+        return len(self._servers)
+
     def silent_ps(self) -> errors.ParameterServerLostError | None:
         """Returns the error to raise if a ps has not answered for too long, else None."""
         for task, seconds in self._silent.given_up(self.patience_seconds).items():
@@ -246,7 +259,7 @@ class WorkerThreads:
 
     def _after_failure(self, worker: Worker, job: Job, error: Exception, fetches: bool) -> None:
         lost_ps = self.lost_ps(error)
-        unreachable = isinstance(error, _UNREACHABLE)
+        unreachable = isinstance(error, UNREACHABLE)
         dead = isinstance(error, tf.errors.OpError) and self._is_dead(worker, error)
         if lost_ps is not None:
             job.failed(worker, lost_ps)
