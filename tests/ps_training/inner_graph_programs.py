@@ -123,28 +123,22 @@ NAMED = {
 OTHERS = {
     "own cell": lambda: keras.layers.RNN(Cell()),
     "dropout": lambda: keras.layers.LSTM(3, dropout=0.3, recurrent_dropout=0.3),
-    "both ways": lambda: keras.layers.Bidirectional(keras.layers.GRU(2)),
-    "convolution": lambda: keras.layers.ConvLSTM1D(2, 2),
     "switch": SwitchCase, "map": Mapped, "vectorized": Vectorized, "nested": NestedLoops,
     "own function": OwnFunction, "rematerialized": Rematerialized, "own gradient": OwnGradient,
 }  # fmt: skip
 
-_SEQUENCES = ("lstm", "gru", "simple", "own cell", "dropout", "both ways")
+_SEQUENCES = ("lstm", "gru", "simple", "own cell", "dropout")
 
 
 def _model(kinds):
     layers = keras.layers
     sequence = keras.Input((4, 3))
     flat = layers.Lambda(lambda x: x[:, 1])(sequence)
-    image = layers.Reshape((4, 3, 1))(sequence)
     outputs = []
     for name, make in kinds.items():
         layer = make()
         layer.name = name.replace(" ", "_")
-        if name == "convolution":
-            outputs.append(layers.Flatten()(layer(image)))
-        else:
-            outputs.append(layer(sequence if name in _SEQUENCES else flat))
+        outputs.append(layer(sequence if name in _SEQUENCES else flat))
     model = keras.Model(sequence, layers.Dense(1)(layers.Concatenate()(outputs)))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model

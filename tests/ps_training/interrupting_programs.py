@@ -89,14 +89,12 @@ def _trains_itself(placed):
 
 def while_training(cluster):
     """Returns the outcome of each way of interrupting `fit`, by name."""
-    clock = tfdist_ext.BoundedStaleness(2, clock="worker")
     return {
         "evaluate": _trained_with(cluster, _evaluates),
         "predict": _trained_with(cluster, _predicts, "bounded 4"),
         "another model": _trained_with(cluster, _evaluates_another),
         "training another": _trained_with(cluster, _trains_another),
         "synchronous": _trained_with(cluster, _evaluates, "synchronous"),
-        "clocks": _trained_with(cluster, _predicts, clock),
         "local copies": _trained_with(cluster, _trains_another, "bounded 4", fetch_every_steps=3),
         "a batch": _trained_with(cluster, _trains_a_batch),
         "itself": _trained_with(cluster, _trains_itself),
