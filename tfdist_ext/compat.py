@@ -866,10 +866,27 @@ _finish_operation = ops.Graph._create_op_helper
 
 def _make_unique_function_context(*args, **kwargs):
     made = _make_function_context(*args, **kwargs)
-    if not getattr(_making, "deciders", ()):
+    key = object() if getattr(_making, "deciders", ()) else getattr(_making, "outer_trace", None)
+    if key is None:
         return made
-    unique = made.context._replace(device_functions=(*made.context.device_functions, object()))
+    unique = made.context._replace(device_functions=(*made.context.device_functions, key))
     return type(made)(unique, made.scope_type)
+
+
+@contextlib.contextmanager
+def tracing_inner_functions_anew() -> Iterator[None]:
+    """Has each `tf.function` that this thread calls meanwhile traced anew, once.
+
+    What a `keras.StatelessScope` shows in place of variables are tensors of the graph that is being traced, which an
+    inner function captures; TensorFlow would take the trace that it has, of another graph.
+    """
+    function_context.make_function_context = _make_unique_function_context
+    before = getattr(_making, "outer_trace", None)
+    _making.outer_trace = object()
+    try:
+        yield
+    finally:
+        _making.outer_trace = before
 
 
 def _finish_operation_on_device(self, op, *args, **kwargs):

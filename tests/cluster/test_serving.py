@@ -1,7 +1,9 @@
 """The ps and workers serve until the chief's process ends, and say with which code it did."""
 
+import errno
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ import pytest
 from tests.cluster.processes import Job, environment_of_a_task
 from tfdist_ext.cluster import ClusterSpecification, ServingExit, Task, serve_until_chief_ends
 from tfdist_ext.cluster.control import Control, Goodbye, goodbye_text
+from tfdist_ext.cluster.reachability import Listening, how_it_listens
 from tfdist_ext.cluster.serving import ChiefWatch
 from tfdist_ext.cluster.stopping import StopWatch
 from tfdist_ext.errors import ClusterSpecError
@@ -47,6 +50,38 @@ def test_a_chief_that_is_away_for_long_is_lost_and_one_that_comes_back_is_not():
     ending = lost.probed(False, 159.95)
     assert ending.code is ServingExit.CHIEF_LOST
     assert ending.message.startswith(f"{CHIEF} has been gone for 20 s and said no goodbye")
+
+
+def test_g12_a_chief_whose_machine_is_silent_is_waited_for_as_long_as_it_waits_for_a_ps():
+    """600 s on both sides: `startup_timeout_seconds`. One whose process is gone is waited for 20 s."""
+    waits = watch()
+    assert waits.probed(True, 10) is None
+    assert waits.probed(False, 609, is_silent=True) is None
+    ending = waits.probed(False, 610, is_silent=True)
+    assert ending.code == 82 and "startup_timeout_seconds" in ending.message
+    waits = watch()
+    assert waits.probed(True, 10) is None
+    assert waits.probed(False, 100, is_silent=True) is None
+    assert waits.probed(True, 101) is None
+    assert waits.probed(False, 120.9) is None
+    assert waits.probed(False, 121).code == 82
+
+
+def test_g12_a_refused_connection_is_told_from_a_silent_machine(monkeypatch):
+    """With a link that is down a connection times out, or there is no way to the other host."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        assert how_it_listens(f"127.0.0.1:{port}") is Listening.REFUSED
+        probe.listen()
+        assert how_it_listens(f"127.0.0.1:{port}") is Listening.ACCEPTED
+    for error in (TimeoutError("timed out"), OSError(errno.EHOSTUNREACH, "no route to host")):
+
+        def connect(*args, error=error, **kwargs):
+            raise error
+
+        monkeypatch.setattr(socket, "create_connection", connect)
+        assert how_it_listens("10.0.0.1:2222") is Listening.SILENT
 
 
 @pytest.mark.parametrize(

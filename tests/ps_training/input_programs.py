@@ -1,5 +1,7 @@
 """Runs on the chief: the kinds of input that `fit` takes, and what cannot work on workers."""
 
+import time
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -7,7 +9,9 @@ import tensorflow as tf
 import tfdist_ext
 from tests.ps_training import models
 from tests.single_host import oracle
+from tfdist_ext.data.shard_reader import ChiefFeed
 from tfdist_ext.ps import BoundedStaleness
+from tfdist_ext.training.set_job import SetJob
 
 
 class _Batches(keras.utils.PyDataset):
@@ -203,3 +207,117 @@ def input_report(cluster):
         "interleave": numbers.report(), "repeat": endless.report(), "cardinality": int(endless.cardinality),
         "python": placed.experimental_distribute_dataset(python).report(), "placement": str(placed.placement),
     }  # fmt: skip
+
+
+def kept_by_the_chief(cluster, batches=160):
+    """Trains on endless data that the chief reads, the last worker being slow; returns by policy the most it kept."""
+    run, get = SetJob.run, ChiefFeed.get
+    most = [0]
+
+    def slow(self, worker):
+        if worker.index == cluster[0] - 1:
+            time.sleep(0.02)
+        return run(self, worker)
+
+    def watched(self, shard, position):
+        batch = get(self, shard, position)
+        most[0] = max(most[0], len(self._kept))
+        return batch
+
+    results = {}
+    SetJob.run, ChiefFeed.get = slow, watched
+    try:
+        for policy in ("asynchronous", "bounded 1, drop", "one backup", "one backup, stale by 2", "clock 3"):
+            models.in_single_precision()
+            most[0] = 0
+            placed = models.strategy(cluster, policy)
+            with placed.scope():
+                model = models.row_counter(12)
+            data = models.batched(_rows(), 1).map(_through_python).repeat()
+            model.fit(data, steps_per_epoch=batches, verbose=0)
+            total = placed.statistics["total"]
+            results[policy] = [
+                most[0],
+                float(np.sum(model.get_weights()[0])),
+                total["applied"],
+                total["dropped"],
+            ]
+    finally:
+        SetJob.run, ChiefFeed.get = run, get
+    return results
+
+
+class Late(keras.Model):
+    """Makes its weights when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def _never_called(use):
+    def run(placed):
+        with placed.scope():
+            model = Late()
+            model.compile("sgd", "mse")
+        return np.asarray(use(model)).tolist()
+
+    return run
+
+
+def _nothing_to_train(placed):
+    with placed.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(2.0)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    history = model.fit(models.batched((_LATE_X, _LATE_X), 2), epochs=2, verbose=0).history
+    return [history["loss"], history["mae"], int(model.optimizer.iterations.numpy())]
+
+
+def _frozen(placed):
+    with placed.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, kernel_initializer="ones")])
+        model.layers[0].trainable = False
+        model.compile("adam", "mse")
+    seen = []
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    model.fit(
+        models.batched((_LATE_X, _LATE_X), 2), epochs=2, verbose=0, steps_per_epoch=2, callbacks=[counter]
+    )
+    return [seen, [w.tolist() for w in model.get_weights()]]
+
+
+def _counted_in_executions(placed):
+    with placed.scope():
+        model = models.row_counter(20)
+        model.compile(keras.optimizers.SGD(1.0), models.MinusOutput(reduction="sum"), steps_per_execution=3)
+    model.fit(models.numbered_rows(20, 1), epochs=1, verbose=0)
+    return [int(model.optimizer.iterations.numpy()), float(np.sum(model.get_weights()[0]))]
+
+
+_LATE_X = np.arange(12.0).reshape(4, 3)
+AS_ONE_DEVICE = {
+    "predict": _never_called(lambda m: m.predict(_LATE_X, verbose=0)),
+    "predict_on_batch": _never_called(lambda m: m.predict_on_batch(_LATE_X)),
+    "test_on_batch": _never_called(lambda m: m.test_on_batch(_LATE_X, _LATE_X[:, :2])),
+    "evaluate": _never_called(lambda m: m.evaluate(_LATE_X, _LATE_X[:, :2], verbose=0)),
+    "train_on_batch": _never_called(lambda m: m.train_on_batch(_LATE_X, _LATE_X[:, :2])),
+    "nothing to train": _nothing_to_train, "frozen": _frozen, "executions": _counted_in_executions,
+}  # fmt: skip
+
+
+def as_on_one_device(cluster):
+    """Returns by name what a use of a model gives on parameter servers and on one device."""
+    results = {}
+    for name, run in AS_ONE_DEVICE.items():
+        both = []
+        for placed in (models.strategy(cluster, BoundedStaleness(0)), tf.distribute.get_strategy()):
+            models.in_double_precision()
+            try:
+                both.append(run(placed))
+            except Exception as error:
+                both.append(f"{type(error).__name__}: {error}")
+        results[name] = both
+    return results

@@ -72,3 +72,20 @@ def test_d7_the_report_says_on_which_task_the_input_runs(chief):
     assert (
         result["python"].startswith("All operations run on chief:0") and "Python function" in result["python"]
     )
+
+
+def test_h7_the_chief_keeps_a_bounded_number_of_batches(chief):
+    """Two workers may be 4 batches apart, which are 2 * (4 + 1) of the data, and each has one more on its way."""
+    result = chief(input_programs.kept_by_the_chief)
+    for policy, (most, rows, applied, _) in result.items():
+        assert most <= 2 * (4 + 1) + 2, (policy, result)
+        assert rows == applied == 160, policy
+    assert result["bounded 1, drop"][3] > 0 and result["one backup"][3] > 0
+
+
+def test_h28_models_that_were_never_called_or_have_nothing_to_train_do_as_on_one_device(chief):
+    result = chief(input_programs.as_on_one_device)
+    assert result.keys() == input_programs.AS_ONE_DEVICE.keys()
+    for name, (distributed, alone) in result.items():
+        assert distributed == alone, name
+        assert not isinstance(alone, str), name

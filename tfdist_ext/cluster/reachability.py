@@ -6,6 +6,7 @@ What to say and when to give up is decided in `RollCall`, which knows no sockets
 from __future__ import annotations
 
 import concurrent.futures
+import enum
 import os
 import socket
 import stat
@@ -127,6 +128,32 @@ def listening(address: str, timeout_seconds: float = _PROBE_SECONDS) -> bool:
             return True
     except OSError:
         return False
+
+
+class Listening(enum.Enum):
+    """What a connection to an address comes to."""
+
+    ACCEPTED = "something listens there"
+    REFUSED = "the machine is there, and nothing listens"
+    SILENT = "no answer: the machine or the way to it is down"
+
+
+def how_it_listens(address: str, timeout_seconds: float = _PROBE_SECONDS) -> Listening:
+    """Says whether a process is gone, or nobody can say because its machine does not answer.
+
+    Runs on: every task.
+
+    Args:
+        address: `"host:port"`.
+        timeout_seconds: How long to wait for an answer.
+    """
+    try:
+        with socket.create_connection(split_address(address), timeout=timeout_seconds):
+            return Listening.ACCEPTED
+    except (ConnectionRefusedError, ConnectionResetError):
+        return Listening.REFUSED
+    except OSError:
+        return Listening.SILENT
 
 
 def answers(address: str, timeout_seconds: float = _PROBE_SECONDS) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from tfdist_ext.cluster import environment
 from tfdist_ext.cluster.addresses import split_address
 from tfdist_ext.cluster.control import TOKEN, Control, Goodbye
-from tfdist_ext.cluster.reachability import QUIET_SECONDS, listening, to_standard_error
+from tfdist_ext.cluster.reachability import QUIET_SECONDS, Listening, how_it_listens, to_standard_error
 from tfdist_ext.cluster.specification import ClusterSpecification, Task
 from tfdist_ext.cluster.stopping import StopNote
 from tfdist_ext.errors import ClusterSpecError
@@ -74,16 +74,27 @@ class ChiefWatch:
     Args:
         chief: How to name the chief, with its address.
         startup_timeout_seconds: How long to wait for the chief to be there at all.
-        chief_timeout_seconds: How long a chief that was there may be away.
+        chief_timeout_seconds: How long a chief that was there may be away, while its machine answers.
+        silence_timeout_seconds: How long its machine, or the way to it, may give no answer at all. The chief waits as
+            long for a ps.
         started: The time of the beginning, in seconds.
     """
 
     def __init__(
-        self, chief: str, *, startup_timeout_seconds: float, chief_timeout_seconds: float, started: float
+        self,
+        chief: str,
+        *,
+        startup_timeout_seconds: float,
+        chief_timeout_seconds: float,
+        silence_timeout_seconds: float | None = None,
+        started: float,
     ):
         self._chief = chief
         self._startup_timeout_seconds = startup_timeout_seconds
         self._chief_timeout_seconds = chief_timeout_seconds
+        self._silence_timeout_seconds = (
+            startup_timeout_seconds if silence_timeout_seconds is None else silence_timeout_seconds
+        )
         self._started = started
         self._last_seen: float | None = None
         self._goodbye: Goodbye | None = None
@@ -114,12 +125,13 @@ class ChiefWatch:
         """Learns that this task got SIGTERM, and that the chief knows or will."""
         self._is_asked_to_stop = True
 
-    def probed(self, alive: bool, now: float) -> Ending | None:
+    def probed(self, alive: bool, now: float, is_silent: bool = False) -> Ending | None:
         """Learns whether something listens at the address of the chief.
 
         Args:
             alive: Whether.
             now: The time, in seconds.
+            is_silent: Whether there was no answer at all, so that nobody knows.
 
         Returns:
             How to end, or None to go on.
@@ -133,12 +145,15 @@ class ChiefWatch:
         if self._last_seen is None:
             return self._ending_of_nobody(now - self._started)
         gone = now - self._last_seen
-        if gone < self._chief_timeout_seconds:
+        if gone < (self._silence_timeout_seconds if is_silent else self._chief_timeout_seconds):
             return None
+        why = (
+            "its machine, or the way to it, does not answer (startup_timeout_seconds)"
+            if is_silent
+            else "it was killed, or this task cannot reach it any more"
+        )
         return Ending(
-            ServingExit.CHIEF_LOST,
-            f"{self._chief} has been gone for {gone:.0f} s and said no goodbye: it was killed, or this task "
-            "cannot reach it any more",
+            ServingExit.CHIEF_LOST, f"{self._chief} has been gone for {gone:.0f} s and said no goodbye: {why}"
         )
 
     def words(self, now: float) -> str | None:
@@ -191,8 +206,10 @@ def serve_until_chief_ends(
     Args:
         specification: The cluster as this task sees it.
         startup_timeout_seconds: How long to wait for the chief to be there at all; whom the task waits for is
-            written to standard error.
-        chief_timeout_seconds: How long nothing may listen at the address of a chief that was there.
+            written to standard error. Also how long the machine of a chief that was there may give no answer, as when
+            the link between two hosts is down: the chief waits as long for a ps.
+        chief_timeout_seconds: How long nothing may listen at the address of a chief that was there, whose machine
+            answers.
 
     Returns:
         The exit code for `sys.exit`, one of `ServingExit`. Why it is not 0 is written to standard error.
@@ -243,8 +260,9 @@ class _Word(enum.Enum):
 def _follow(watch: ChiefWatch, address: str, commands: queue.SimpleQueue, note: StopNote) -> Ending:
     """Probes the chief and hears what it says until it is time to end."""
     while True:
-        alive = listening(address, _PROBE_SECONDS)
-        if (ending := watch.probed(alive, time.monotonic())) is not None:
+        found = how_it_listens(address, _PROBE_SECONDS)
+        alive, is_silent = found is Listening.ACCEPTED, found is Listening.SILENT
+        if (ending := watch.probed(alive, time.monotonic(), is_silent)) is not None:
             return ending
         if (words := watch.words(time.monotonic())) is not None:
             to_standard_error(words)

@@ -32,7 +32,11 @@ class ChiefFeed:
         self._reading = threading.Lock()
 
     def get(self, shard: int, position: int):
-        """Returns a batch, or None when the data end before it."""
+        """Returns a batch, or None when the data end before it.
+
+        Raises:
+            LookupError: It was released: nobody needs it.
+        """
         index = position * self._num_shards + shard
         with self._reading:
             while self._read <= index:
@@ -44,7 +48,7 @@ class ChiefFeed:
                 if self._is_used is None or not self._is_used(of, at):
                     self._kept[self._read] = element
                 self._read += 1
-            return self._kept.get(index)
+            return self._kept[index]
 
     def release(self, shard: int, position: int) -> None:
         """Forgets a batch that nobody will ask for again."""

@@ -52,9 +52,13 @@ class Leases:
         num_shards: Number of shards, at least 1.
         lengths: Number of batches of each shard, or None for a shard whose end is not known before it is
             found. None: no length is known.
+        most_ahead: Batches by which the reading of one shard may be ahead of that of another before whoever is free
+            helps with the one that is behind. None: any number.
     """
 
-    def __init__(self, num_shards: int, lengths: Sequence[int | None] | None = None):
+    def __init__(
+        self, num_shards: int, lengths: Sequence[int | None] | None = None, most_ahead: int | None = None
+    ):
         if num_shards < 1:
             raise ValueError(f"Argument `num_shards` must be at least 1; received {num_shards}. Try 1.")
         if lengths is not None and len(lengths) != num_shards:
@@ -64,6 +68,7 @@ class Leases:
             )
         if any(length is not None and length < 0 for length in lengths or ()):
             raise ValueError(f"Argument `lengths` must not be negative; received {lengths}. Try None.")
+        self._most_ahead = most_ahead
         self._shards = [_Shard(end=lengths[shard] if lengths else None) for shard in range(num_shards)]
         self._pending: list[int] = []
         self._in_flight: set[Batch] = set()
@@ -126,10 +131,22 @@ class Leases:
         return sorted(batches, key=self.index)
 
     def peek(self, worker: int) -> Batch | None:
-        """The batch a free worker should take: the first of the queue, else of its own shards."""
+        """The batch a free worker should take: the first of the queue, else one that is behind, else of its own."""
         if self._pending:
             return self._batch(self._pending[0])
-        return next(iter(self.fresh(worker)), None)
+        behind = self.behind(worker)
+        return next(iter(self.fresh(worker)), None) if behind is None else behind
+
+    def behind(self, worker: int) -> Batch | None:
+        """The next batch of a shard of somebody else that is too far behind what a worker would read."""
+        own = next(iter(self.fresh(worker)), None)
+        if self._most_ahead is None or own is None:
+            return None
+        unfinished = [
+            (shard.position, number) for number, shard in enumerate(self._shards) if not shard.finished
+        ]
+        position, number = min(unfinished)
+        return Batch(number, position) if own.position - position >= self._most_ahead else None
 
     def take(self, first: Batch, num_batches: int = 1) -> tuple[Batch, ...]:
         """Marks a batch, and those that follow it in its shard, as in flight.

@@ -81,6 +81,11 @@ class Ledger:
         return self._state.version
 
     @property
+    def steps_left(self) -> int | None:
+        """Updates after which the open epoch ends, or None where the data end it."""
+        return None if math.isinf(self._state.steps_left) else int(self._state.steps_left)
+
+    @property
     def statistics(self) -> Statistics:
         """Counts per worker."""
         return self._books.statistics
@@ -131,13 +136,21 @@ class Ledger:
         """Moves the end of an epoch with `max_steps` back."""
         self._state.steps_left += num_steps
 
-    def close_epoch(self) -> None:
-        """Ends the epoch: what is not applied by now is dropped, and read again if so wished."""
+    def close_epoch(self, reads_again: bool = False) -> None:
+        """Ends the epoch: what is not applied by now is dropped, and read again if so wished.
+
+        Args:
+            reads_again: True where somebody goes on with the same leases: no batch is lost, whatever the policy.
+        """
         if self._state.applying:
             raise RuntimeError(
                 f"Step {self.version} is being applied. Call `applied` or `apply_failed` first."
             )
-        self._drop([Drop(record, "the epoch ended without it") for record in self._state.unapplied.values()])
+        again = True if reads_again else None
+        drops = [
+            Drop(record, "the epoch ended without it", again) for record in self._state.unapplied.values()
+        ]
+        self._drop(drops)
         self._open = False
         self._settle()
 

@@ -187,14 +187,16 @@ class RoundRule:
         if not slots:
             return None
         pending, fresh = state.leases.pending(), state.leases.fresh(worker)
+        behind = state.leases.behind(worker)
         # Its own slot first, then whatever of the queue has its slot open, then what it reads itself.
         for batch in [
             *(batch for batch in pending if batch.shard % self._num_slots in own),
             *pending,
+            *([] if behind is None else [behind]),
             *fresh,
         ]:
             if batch.shard % self._num_slots in slots:
                 return batch.shard % self._num_slots, batch
-            if self._any_slot and (self._shrinks or batch in pending):
+            if self._any_slot and (self._shrinks or batch in pending or batch == behind):
                 return slots[0], batch
         return None

@@ -110,7 +110,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         push_every_steps: A worker sums the gradients of this many batches into one set (Downpour's n_push).
         wire_dtype: "bfloat16" lets variables and gradients travel in half the bytes, rounded.
         delay_compensation: `tfdist_ext.DelayCompensation`, or None.
-        startup_timeout_seconds: Longest wait for all tasks to be there, for a step, and for a ps that does not answer.
+        startup_timeout_seconds: Longest wait for all tasks to be there, for a step, for a ps that does not answer, and
+            of a ps or worker for a chief whose machine does not answer: with the link between two hosts down both
+            sides give up after this time.
 
     Raises:
         ClusterSpecError: The cluster has no ps or no worker.
@@ -168,6 +170,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._driver: Any = None
         self._threads: Any = None
         self._version: tf.Variable | None = None
+        # What `version_variable` must be, if all went well.
+        self.num_steps_applied = 0
         if specification.task.type in ("ps", "worker"):
             sys.exit(serve_until_chief_ends(specification, startup_timeout_seconds=startup_timeout_seconds))
         if specification.task.type == "evaluator":

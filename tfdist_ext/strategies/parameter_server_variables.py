@@ -66,6 +66,7 @@ class VariablePlacer:
         self._num_ps = num_ps
         self._partitioner = partitioner
         self._placed: dict[str, _Placed] = {}
+        self._task: int | None = None
 
     def create(self, next_creator, kwargs: dict):
         """Creates a variable, or the shards of one.
@@ -85,12 +86,12 @@ class VariablePlacer:
         ):
             beside = None
         initial, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
-        first = self._least_loaded()
+        first = self._least_loaded() if self._task is None else self._task
         # Where it will live, so that a large table does not pass through the chief.
         with tf.device(device_of_task(first)):
             initial = tf.convert_to_tensor(initial() if callable(initial) else initial, dtype=dtype)
         kwargs.update(initial_value=initial, dtype=initial.dtype)
-        if initial.shape.num_elements() == 1:
+        if initial.shape.num_elements() == 1 and self._task is None:
             first = 0  # Metrics and counters together: the first ps draws the logs from them.
         if isinstance(beside, compat.ShardedVariable):
             if initial.shape == beside.shape:
@@ -115,7 +116,7 @@ class VariablePlacer:
             self._partitioner = before
 
     def _shard_sizes(self, shape: tf.TensorShape, dtype: tf.DType) -> list[int]:
-        if self._partitioner is None or not shape.rank:
+        if self._partitioner is None or self._task is not None or not shape.rank:
             return [shape[0] if shape.rank else 1]
         wanted = list(self._partitioner(shape=shape, dtype=dtype))
         if not wanted or wanted[0] < 1 or any(number != 1 for number in wanted[1:]):
@@ -169,8 +170,8 @@ class VariablePlacer:
         Returns:
             Maps each variable that had to move to the new one, keyed by its `_unique_id`.
         """
-        keys = [v._unique_id for v in variables if v._unique_id in self._placed]
-        by_key = {variable._unique_id: variable for variable in variables}
+        keys = [v._unique_id for v in variables if self._may_move(v)]
+        by_key = {variable._unique_id: variable for variable in variables if variable._unique_id in keys}
         occupied = [0] * self._num_ps
         for key, placed in self._living().items():
             if key not in by_key:
@@ -185,6 +186,10 @@ class VariablePlacer:
             if self._placed[key].task != task
         }
 
+    def _may_move(self, variable) -> bool:
+        placed = self._placed.get(variable._unique_id)
+        return placed is not None and placed.variable() is variable and not placed.slot_bytes
+
     def _loads_after(self, tasks, sizes, occupied) -> list[int]:
         loads = list(occupied)
         for key, task in tasks.items():
@@ -193,11 +198,16 @@ class VariablePlacer:
 
     def _move(self, variable, task: int):
         placed = self._placed.pop(variable._unique_id)
-        with tf.device(device_of_task(task)):
-            moved = tf.Variable(
-                variable.read_value(), trainable=variable.trainable, name=variable.name.split(":")[0],
-                aggregation=variable.aggregation, synchronization=variable.synchronization,
-            )  # fmt: skip
+        self._task = task
+        try:
+            with tf.device(device_of_task(task)):
+                moved = tf.Variable(
+                    variable.read_value(), trainable=variable.trainable, name=variable.name.split(":")[0],
+                    aggregation=variable.aggregation, synchronization=variable.synchronization,
+                )  # fmt: skip
+        finally:
+            self._task = None
+        self._placed.pop(moved._unique_id, None)
         # Optimizers that know it already find its slots by this.
         moved._unique_id = variable._unique_id
         self._placed[moved._unique_id] = dataclasses.replace(
@@ -227,9 +237,11 @@ class VariablePlacer:
         for placed in self._living().values():
             seen[placed.name] += 1
             name = placed.name if seen[placed.name] == 1 else f"{placed.name} ({seen[placed.name]})"
+            variable = placed.variable()
+            task = placed.task if variable is None else task_of_device(variable.device)
             rows.append(
                 PlacementRow(
-                    variable=name, num_bytes=placed.num_bytes, slot_bytes=placed.slot_bytes, task=placed.task
+                    variable=name, num_bytes=placed.num_bytes, slot_bytes=placed.slot_bytes, task=task
                 )
             )
         return PlacementTable(tuple(rows), self._num_ps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
 
@@ -28,3 +29,10 @@ def check_batched(model, specs) -> None:
                 f"The dataset is not batched: an element has the shape {tuple(shape)}, and model `{model.name}` takes "
                 f"batches of the shape {tuple(wanted.shape)}. Call `dataset.batch(batch_size)`."
             )
+
+
+def symbolic_rows(spec):
+    """Returns what stands for a leaf of a batch while a model is built: nothing is computed."""
+    if isinstance(spec, tf.OptionalSpec):
+        return None
+    return keras.KerasTensor(spec.shape, spec.dtype.name) if isinstance(spec, tf.TensorSpec) else spec

@@ -9,10 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
+from tfdist_ext.training.scheduled_call import ScheduledCall
 from tfdist_ext.training.set_program import SetProgram
 from tfdist_ext.training.worker_functions import new_driver, threads_of, training_options, use_driver
+
+_MANY_TRACES = 5
 
 
 class RemoteValue:
@@ -120,8 +124,9 @@ class ClusterCoordinator:
         self.strategy = strategy
         self._threads = threads_of(strategy)
         self._driver: Any = None
-        self._running: tuple | None = None
-        self._drivers: dict[tuple, Any] = {}
+        self._running: ScheduledCall | None = None
+        self._drivers: dict[Any, Any] = {}
+        self._programs: dict[tuple, SetProgram] = {}
         self._pending: list[RemoteValue] = []
         self._num_scheduled = 0
 
@@ -151,8 +156,10 @@ class ClusterCoordinator:
         """Asks for one more step.
 
         Args:
-            fn: Step function or `tf.function`. Its tensors and Python values among `args` are constants of the trace.
-            args: Its arguments, one of them a `PerWorkerIterator`.
+            fn: Step function or `tf.function`.
+            args: Its arguments, one of them a `PerWorkerIterator`. Tensors and NumPy arrays are inputs of the trace;
+                with another Python value the step is traced anew, as a `tf.function` is. A `RemoteValue` is fetched. A
+                step with other arguments than the one before begins when those before are applied.
             kwargs: Its keyword arguments.
 
         Returns:
@@ -161,16 +168,10 @@ class ClusterCoordinator:
         Raises:
             Whatever made an earlier step fail.
         """
-        iterators = [arg for arg in args if isinstance(arg, PerWorkerIterator)]
-        if len(iterators) != 1 or kwargs:
-            raise ValueError(
-                "Argument `args` must hold exactly one iterator of a per-worker dataset, and `kwargs` must be empty; "
-                f"received {len(iterators)} iterators. Use iter(coordinator.create_per_worker_dataset(...))."
-            )
-        key = (fn, iterators[0], tuple(a for a in args if a is not iterators[0]))
-        if self._running is None or self._running[:2] != key[:2]:
+        call = ScheduledCall(fn, args, kwargs, PerWorkerIterator, RemoteValue)
+        if not call.continues(self._running):
             self.join()
-            self._start(key, fn, args, iterators[0])
+            self._start(fn, call)
         self._num_scheduled += 1
         self._driver.allow(1)
         value = RemoteValue(self)
@@ -200,22 +201,31 @@ class ClusterCoordinator:
     def _is_pending(self, value: RemoteValue) -> bool:
         return any(value is other for other in self._pending)
 
-    def _start(self, key, fn, args, iterator: PerWorkerIterator) -> None:
-        driver = self._drivers.get(key[:1])
-        if driver is None:
-            spec = iterator.data.element_spec
-            strategy = self.strategy
+    def _start(self, fn, call: ScheduledCall) -> None:
+        program = self._programs.get(call.key)
+        if program is None:
+            program = self._programs[call.key] = SetProgram.of_function(
+                self.strategy, call.step(_NextOnly), call.iterator.data.element_spec,
+                argument_specs=call.input_specs, **training_options(self.strategy),
+            )  # fmt: skip
+            self._say_traces(fn)
+        if fn not in self._drivers:
+            self._drivers[fn] = new_driver(self.strategy, program, 0)
+        self._driver = self._drivers[fn]
+        self._driver.use_program(program, call.inputs)
+        use_driver(self.strategy, self._driver)
+        self._running = call
+        self._driver.begin(call.iterator.data, 0)
 
-            def step(batch):
-                python = getattr(fn, "python_function", fn)
-                return python(*[_NextOnly(batch) if arg is iterator else arg for arg in args])
-
-            program = SetProgram.of_function(strategy, step, spec, **training_options(strategy))
-            driver = self._drivers[key[:1]] = new_driver(strategy, program, 0)
-        self._driver = driver
-        use_driver(self.strategy, driver)
-        self._running = key
-        driver.begin(iterator.data, 0)
+    def _say_traces(self, fn) -> None:
+        number = sum(key[0] is fn for key in self._programs)
+        if number == _MANY_TRACES:
+            logging.warning(
+                "`%s` was traced %d times, for each other Python value among its arguments. Pass numbers that change "
+                "as tensors or NumPy arrays.",
+                getattr(fn, "__name__", fn),
+                number,
+            )
 
     def _advance_until(self, is_enough) -> None:
         while self._pending and not is_enough():
@@ -227,4 +237,4 @@ class ClusterCoordinator:
                 )
             self._pending.pop(0)._read = step
             if self._running is not None:
-                self._running[1].step_applied()
+                self._running.iterator.step_applied()

@@ -79,7 +79,9 @@ class DelayCompensation:
 
     def _inverse_root(self, gradient, mean: tf.Variable):
         decay = tf.cast(self.decay, gradient.dtype)
-        moved = mean.assign(decay * mean + (1 - decay) * tf.square(gradient))
+        moved = decay * mean + (1 - decay) * tf.square(gradient)
+        # A step that is not finite is left out, and must leave no trace here.
+        moved = mean.assign(tf.where(tf.reduce_all(tf.math.is_finite(moved)), moved, mean))
         return tf.math.rsqrt(moved + tf.cast(self.epsilon, gradient.dtype))
 
 

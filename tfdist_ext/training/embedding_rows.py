@@ -26,6 +26,10 @@ def look_up(original):
         )
         if frame is None or frame.pulled is None or not plain or not is_large(table):
             return original(self, inputs)
+        if not frame.pulled.reads_here:
+            return original(
+                self, inputs
+            )  # In a loop or a branch: only a whole table has a gradient outside of it.
         if keras.backend.standardize_dtype(inputs.dtype) not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
         rows = frame.pulled.rows(table, keras.ops.convert_to_tensor(inputs))

@@ -53,6 +53,8 @@ class SetLayout:
 
     Attributes:
         tensors: The tensors to send, only while compute is traced.
+        calls: The recorded `Application`s, without their tensors.
+        scale_positions: For each of them the position of the scale of its loss, or None.
         packing: How they travel.
     """
 
@@ -65,6 +67,10 @@ class SetLayout:
             for a in recorder.applications
         ]
         num_gradients = len(self.tensors)
+        self.calls = [a.without_tensors() for a in recorder.applications]
+        self.scale_positions = [
+            None if a.scale is None else self._add(a.scale, FIRST_PS) for a in recorder.applications
+        ]
         self.updates = [self._add_update(v, scope, pulled) for v in scope.assigned.values()]
         self.logs = self._plan_logs(recorder, logs)
         self.weight_position = self._add(weight, FIRST_PS)
@@ -208,6 +214,11 @@ class ReceivedSet:
             )
             for (values, rows), shard in zip(slot.positions, shards, strict=True)
         ]
+
+    def scale(self, application: int):
+        """Returns the scale that the loss was multiplied with, or None where that is constant."""
+        position = self.layout.scale_positions[application]
+        return None if position is None else self.tensors[position]
 
     def new_value(self, index: int):
         """Returns what the set assigned to a variable."""

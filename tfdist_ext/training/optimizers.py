@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training import replica_collectives
+from tfdist_ext.training.missing_gradients import warn_once
 
 
 def apply(optimizer, gradients, variables, method: str = "apply") -> None:
@@ -111,6 +112,7 @@ def apply_in_place(frame, optimizer, gradients, variables, method: str = "apply"
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if not pairs:
         raise ValueError("No gradient reaches any of the variables given to the optimizer.")
+    warn_once(optimizer, [v for g, v in zip(gradients, variables, strict=True) if g is None])
     variables = [variable for _, variable in pairs]
     own = [frame.mask(g) for g in frames.gradients_of_application(frame, [gradient for gradient, _ in pairs])]
 

@@ -7,21 +7,17 @@ worker that died is computed by another.
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
-from tfdist_ext import compat, errors
+from tfdist_ext import compat
 from tfdist_ext.ps import Batch, Leases
+from tfdist_ext.training.waiting import LOOK_AROUND_SECONDS, Waiting
 from tfdist_ext.training.worker import Worker
 from tfdist_ext.training.worker_threads import WorkerThreads
 
 _AHEAD = 4
-_LOOK_AROUND_SECONDS = 0.5
-_SAY_WAITING_AFTER_SECONDS = 5.0
-_SAY_AGAIN_SECONDS = 30.0
 
 
 class _BatchJob:
@@ -63,13 +59,15 @@ class OrderedReader:
         self._jobs: dict[int, _BatchJob] = {}
         self._next = 0
         self._error: Exception | None = None
-        self._closed = False
+        self._closed = self._is_suspended = False
+        self._timeout_seconds = timeout_seconds
         threads.take_over(self, timeout_seconds, patience_seconds)
         with self._changed:
             self._lease()
 
-    def has_next(self) -> bool:
+    def has_next(self, data=None) -> bool:
         """Waits until the next batch is there, or the data have ended."""
+        self._go_on()
         with self._changed:
             return self._wait()
 
@@ -79,6 +77,7 @@ class OrderedReader:
         Raises:
             StopIteration: The data have ended.
         """
+        self._go_on()
         with self._changed:
             if not self._wait():
                 raise StopIteration
@@ -93,10 +92,23 @@ class OrderedReader:
         with self._changed:
             self._closed = True
             self._results.clear()
+        self._threads.let_go(self)
+
+    def suspend(self) -> None:
+        """See `worker.Owner`: what is on its way arrives, and nothing is begun."""
+        with self._changed:
+            self._is_suspended = True
+
+    def _go_on(self) -> None:
+        """Takes the workers back from whoever had them in the meantime."""
+        if self._is_suspended and not self._closed:
+            self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
+            with self._changed:
+                self._is_suspended = False
+                self._lease()
 
     def _wait(self) -> bool:
-        started = time.monotonic()
-        says = started + _SAY_WAITING_AFTER_SECONDS
+        waiting = Waiting(self._threads, self._patience_seconds, "No batch", self._waiting_for)
         while True:
             if self._error is not None:
                 raise self._error
@@ -106,22 +118,12 @@ class OrderedReader:
                 return False
             if self._skips_missing():
                 continue
-            self._changed.wait(_LOOK_AROUND_SECONDS)
-            now = time.monotonic()
-            if now > says:
-                says = now + _SAY_AGAIN_SECONDS
-                logging.warning("No batch for %.0f s. %s", now - started, self._waiting_for())
-            if now - started > self._patience_seconds:
-                raise self._threads.silent_ps() or errors.WorkersLostError(
-                    f"No batch for {now - started:.0f} s. {self._waiting_for()} Start the missing workers again, or "
-                    "see why those that are there do not finish what they compute.",
-                    tasks=self._threads.missing(),
-                )
+            self._changed.wait(LOOK_AROUND_SECONDS)
+            waiting.look_around()
 
     def _waiting_for(self) -> str:
         busy = ", ".join(f"worker:{index}" for index in sorted(self._jobs)) or "a worker"
-        missing = ", ".join(self._threads.missing())
-        return f"Batch {self._next} waits for {busy}." + (f" Missing: {missing}." if missing else "")
+        return f"Batch {self._next} waits for {busy}."
 
     def _skips_missing(self) -> bool:
         """Steps over a batch that a shorter shard does not have; returns True if it did."""
@@ -144,7 +146,7 @@ class OrderedReader:
     def _start(self) -> None:
         """Gives free workers their next batches, not too far ahead; called under the lock."""
         self._changed.notify_all()
-        if self._closed or self._error is not None:
+        if self._closed or self._is_suspended or self._error is not None:
             return
         limit = self._next + _AHEAD * len(self._threads.workers)
         for index in self._threads.present():
@@ -161,7 +163,10 @@ class OrderedReader:
             return
         batch, result, exists = job.batch, None, True
         if self._data.feed is not None:
-            element = self._data.feed.get(batch.shard, batch.position)
+            try:
+                element = self._data.feed.get(batch.shard, batch.position)
+            except LookupError:
+                return  # Another worker computed it when this one was given up.
             if element is not None:
                 result = self._on_worker(worker, element)
             exists = element is not None

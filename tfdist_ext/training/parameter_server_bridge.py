@@ -7,7 +7,9 @@ take the next step from the workers, and an epoch ends when nothing of it is lef
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
+import sys
 import threading
 from typing import Any
 
@@ -75,7 +77,7 @@ def enumerate_steps(original):
         step = first
         try:
             while self.steps_per_epoch is None or step < self.steps_per_epoch:
-                if step > first and not data.source.has_next():
+                if step > first and not data.source.has_next(data):
                     break
                 yield step, step + self.steps_per_execution - 1, data
                 step += self.steps_per_execution
@@ -135,25 +137,23 @@ def build(model, strategy, iterator, data_batch) -> None:
     if iterator is not None:
         specs = iterator._distributed_dataset.element_spec
         batching.check_batched(model, specs)
-        data_batch = keras.tree.map_structure(_symbolic_rows, specs)
+        data_batch = keras.tree.map_structure(batching.symbolic_rows, specs)
     optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        _forget_functions(model)
+    # Before Keras' own graph, which it throws away, captures them.
+    known = {id(variable) for variable in model.variables if not _only_its_layer_knows(variable)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(strategy.scope())
         if optimizer is not None and not optimizer.built:
             original = optimizer.build
 
             def build_beside(variables):
-                place_variables(model, strategy)
+                place_variables(model, strategy, known)
                 original(model.trainable_variables)
 
             stack.enter_context(row_update.replaced(optimizer, build=build_beside))
         model._symbolic_build(data_batch=data_batch)
-
-
-def _symbolic_rows(spec):
-    if isinstance(spec, tf.OptionalSpec):
-        return None
-    return keras.KerasTensor(spec.shape, spec.dtype.name) if isinstance(spec, tf.TensorSpec) else spec
 
 
 def check_compiled(model) -> None:
@@ -169,22 +169,55 @@ def check_compiled(model) -> None:
 
 
 # --- building -----------------------------------------------------------------------------------------------------
-def place_variables(model, strategy) -> None:
-    """Moves a new model's variables to where largest-first puts them, before the optimizer makes slots beside them."""
+def place_variables(model, strategy, known) -> None:
+    """Moves a new model's variables to where largest-first puts them, before the optimizer makes slots beside them.
+
+    Those that something may know already stay: a function that was traced, another model, a user who took the
+    variable out of the layer.
+
+    Args:
+        model: The model, not trained yet.
+        strategy: `ParameterServerStrategy`.
+        known: Ids of the Keras variables that stay.
+    """
     placer = strategy.extended.placer
-    for variable in model.variables:
-        for index, shard in enumerate(pulled.shards_of(variable)):
-            placer.name(
-                shard, f"{variable.path}/part_{index}" if pulled.is_sharded(variable) else variable.path
-            )
+    _name_variables(model, placer)
     if strategy.extended._num_ps == 1 or (model.optimizer is not None and model.optimizer.built):
         return
-    whole = [variable for variable in model.variables if not pulled.is_sharded(variable)]
-    moved = placer.place_largest_first([variable._value for variable in whole])
-    for variable in whole:
+    unknown = [
+        variable
+        for variable in model.variables
+        if id(variable) not in known and not pulled.is_sharded(variable) and variable.shape.num_elements() > 1
+    ]
+    moved = placer.place_largest_first([variable._value for variable in unknown])
+    for variable in unknown:
         new = moved.get(variable._value._unique_id)
         if new is not None:
             variable._value = new
     if moved:
         logging.info("Moved %d variables of `%s` to place them largest first.", len(moved), model.name)
+
+
+def _name_variables(model, placer) -> None:
+    for variable in model.variables:
+        for index, shard in enumerate(pulled.shards_of(variable)):
+            placer.name(
+                shard, f"{variable.path}/part_{index}" if pulled.is_sharded(variable) else variable.path
+            )
+
+
+def _forget_functions(model) -> None:
+    """Drops the model's own functions that have captured variables, so that these may still move."""
+    if model.test_function is not None or model.predict_function is not None:
         model.test_function = model.predict_function = None
+        gc.collect()  # Graphs are cycles.
+
+
+def _only_its_layer_knows(variable) -> bool:
+    """Returns True where nobody holds the `tf.Variable` of a Keras variable, and no graph has captured it."""
+    if pulled.is_sharded(variable):
+        return False
+    value = variable._value
+    # Two of the references are those of this function and of the call of `getrefcount` itself. A graph that captures a
+    # variable holds its handle.
+    return sys.getrefcount(value) <= 3 and sys.getrefcount(value.handle) <= 2

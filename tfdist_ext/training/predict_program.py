@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan
 from tfdist_ext.training.set_program import none_for_optional
@@ -54,7 +55,8 @@ class PredictProgram:
         recorder = SetRecorder()
         frame = frames.Frame(None, 0, 1, recorder=recorder, pulled=pulled)
         data = keras.tree.map_structure(none_for_optional, data)
-        with frames.entered(frame), PulledScope(pulled, recorder.check_access):
+        scope = PulledScope(pulled, recorder.check_access)
+        with frames.entered(frame), scope, compat.tracing_inner_functions_anew():
             outputs = self._model.predict_step(data)
         self.structure = outputs
         return [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(outputs)]

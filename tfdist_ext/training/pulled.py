@@ -104,6 +104,11 @@ class Pulled:
         self.large_read: list = []
         self.touched: list[TouchedRows] = []
 
+    @property
+    def reads_here(self) -> bool:
+        """True in the graph of compute itself, False in that of a loop, a branch or a function inside."""
+        return tf.compat.v1.get_default_graph() is self._graph
+
     def value(self, variable) -> tf.Tensor:
         """Returns the pulled value, unknown to gradient tapes."""
         value = self._values.get(id(variable))
@@ -119,9 +124,12 @@ class Pulled:
         value = self.value(variable)
         if not variable.trainable:
             return value
-        with compat.no_recording():
-            value = tf.identity(value)
-        compat.record_read(variable._value, value)
+        # In the graph of compute, also where a loop or a branch asks: a gradient leaves an inner graph only by what it
+        # has captured from outside.
+        with self._graph.as_default():
+            with tf.control_dependencies(None), compat.no_recording():
+                value = tf.identity(value)
+            compat.record_read(variable._value, value)
         return value
 
     def _read_alone(self, variable) -> tf.Tensor:
@@ -216,6 +224,12 @@ class PulledScope(keras.StatelessScope):
         """See `keras.StatelessScope`."""
         variable, _ = update
         self._check_access(variable, assigns=True)
+        if not self._pulled.reads_here:
+            raise NotImplementedError(
+                f"A layer assigns the variable `{variable.path}` inside a loop, a branch or a tf.function of its own. "
+                "A worker hands over what is assigned, which cannot leave such a graph: return the value from it, and "
+                "assign it outside. A seed of `keras.random` is drawn outside and passed in as a number."
+            )
         self.assigned[id(variable)] = variable
         super().add_update(update)
 

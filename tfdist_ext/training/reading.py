@@ -5,6 +5,8 @@ from __future__ import annotations
 from tfdist_ext.data.worker_dataset import WorkerIterator
 from tfdist_ext.ps import Leases, resharded
 
+_MOST_AHEAD_FED = 4
+
 
 def leases_of(data: WorkerIterator) -> Leases:
     """Returns the books of a pass over the data: those that it has, or new ones that go on where a checkpoint stood.
@@ -14,7 +16,9 @@ def leases_of(data: WorkerIterator) -> Leases:
     """
     if data.leases is None:
         dataset = data.dataset
-        data.leases = Leases(dataset.num_shards, dataset.lengths)
+        # What the chief reads ahead for the fast it has to keep for the slow.
+        most_ahead = None if dataset.fed_by_chief is None else _MOST_AHEAD_FED
+        data.leases = Leases(dataset.num_shards, dataset.lengths, most_ahead)
         state = data.saved_leases
         if state is not None:
             if len(state["shards"]) != dataset.num_shards:

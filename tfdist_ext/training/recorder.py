@@ -7,12 +7,12 @@ is caught by a `keras.StatelessScope` and handed out as values.
 from __future__ import annotations
 
 import contextlib
-import warnings
 
 import keras
 import tensorflow as tf
 
 from tfdist_ext.strategies import frame as frames
+from tfdist_ext.training.missing_gradients import warn_once
 
 
 class NeedsInPlace(Exception):  # noqa: N818 - a signal between two traces, not an error
@@ -87,23 +87,11 @@ class Recorder(ResultNotes):
                 "No gradient reaches any trainable variable. Check that the loss of `train_step` depends on the "
                 "model's output."
             )
-        _warn_of_missing(gradients, variables)
+        warn_once(optimizer, [v for g, v in zip(gradients, variables, strict=True) if g is None])
         self.applied, self.method = True, method
         self.variables = [variable for _, variable in pairs]
         weighted = frames.gradients_of_application(frame, [gradient for gradient, _ in pairs])
         self.gradients = [_shaped(g, v) for g, v in zip(weighted, self.variables, strict=True)]
-
-
-def _warn_of_missing(gradients, variables) -> None:
-    """Says which variables got no gradient, as Keras does where it applies them."""
-    missing = [v.path for g, v in zip(gradients, variables, strict=True) if g is None]
-    context = tf.distribute.get_replica_context()
-    if missing and (context is None or context._replica_id == 0):
-        warnings.warn(
-            f"Gradients do not exist for variables {missing} when minimizing the loss. If using `model.compile()`, did "
-            "you forget to provide a `loss` argument?",
-            stacklevel=2,
-        )
 
 
 def _shaped(gradient, variable):

@@ -6,30 +6,27 @@ admitted, dropped and applied is decided by the ledger alone, which is asked und
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import threading
 import time
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from tfdist_ext import compat, errors, events
-from tfdist_ext.ps import Apply, Batch, Dispatch, ResumableLedger, TooFewWorkers
+from tfdist_ext.ps import Apply
 from tfdist_ext.training.gradient_set import FIRST_PS
+from tfdist_ext.training.interrupts import interrupts_afterwards
 from tfdist_ext.training.reading import leases_of
-from tfdist_ext.training.set_delivery import ComputedSet, TransferredBytes, bring_all
-from tfdist_ext.training.set_job import SetJob
-from tfdist_ext.training.worker import Worker
-from tfdist_ext.training.worker_threads import WorkerThreads
+from tfdist_ext.training.set_delivery import bring_all
+from tfdist_ext.training.set_dispatcher import SetDispatcher
+from tfdist_ext.training.waiting import LOOK_AROUND_SECONDS, Waiting
+from tfdist_ext.training.worker_threads import UNREACHABLE, WorkerThreads
 
-_LOOK_AROUND_SECONDS = 0.5
-_SAY_WAITING_AFTER_SECONDS = 5.0
-_SAY_AGAIN_SECONDS = 30.0
+# A ps that answers, but cannot be asked, is asked so often.
+_MOST_TRIES = 20
 
 
-class SetDriver:
+class SetDriver(SetDispatcher):
     """Trains one model: dispatches, applies, and keeps going when workers die.
 
     Args:
@@ -44,23 +41,12 @@ class SetDriver:
     def __init__(
         self, threads: WorkerThreads, program, make_ledger, version: int, timeout_seconds, patience_seconds
     ):
-        self._threads = threads
-        self._program = program
-        self.ledger: ResumableLedger = make_ledger(version)
+        super().__init__(threads, program, make_ledger(version))
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
-        # Whoever else asks or tells the ledger holds `lock`.
-        self._changed = self.lock = threading.Condition()
         self._executor = compat.synchronous_executor()
-        self._sets: dict[int, ComputedSet] = {}
-        self._epoch = 0
-        self._data: Any = None
-        self._error: Exception | None = None
         self._ready: Apply | None = None
-        self._joined: dict[int, int] = {}
-        self._is_open = False
-        self._num_drops_seen = 0
-        self._bytes = TransferredBytes(len(threads.workers))
+        self._last_read: Any = None
         with tf.device(FIRST_PS):
             self._no_factor = tf.constant(1.0)
 
@@ -72,56 +58,64 @@ class SetDriver:
             data: `WorkerIterator`.
             max_steps: Updates after which the epoch ends, or None for the end of the data.
         """
+        # A pass that is open was left for this one in its midst: its batches are read again.
+        self._end(reads_again=True)
         self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
-        self.close()
+        self._is_suspended = False
         leases, data.lock = leases_of(data), self._changed
         self._program.trace(data.feed is not None)
         with self._changed:
             self._error = None
             self._data = data
             self._epoch += 1
+            self._to_release.clear()
+            self._last_read = None
             self._note_members()
             self.ledger.begin_epoch(leases, max_steps)
             self._is_open = True
             self._dispatch()
 
-    def _note_members(self) -> None:
-        """Tells the ledger who died, came, or both while somebody else had the workers."""
-        for worker in self._threads.workers:
-            known = self._joined.get(worker.index)
-            if known is not None and (not worker.is_there or known != worker.incarnation):
-                del self._joined[worker.index]
-                self.ledger.lost(worker.index)
-            if worker.is_there and not worker.is_slow and worker.index not in self._joined:
-                self._joined[worker.index] = worker.incarnation
-                self.ledger.joined(worker.index)
+    def _go_on(self) -> None:
+        """Takes the workers back from whoever had them in the meantime."""
+        if self._is_suspended and self._is_open:
+            self._threads.take_over(self, self._timeout_seconds, self._patience_seconds)
+            with self._changed:
+                self._is_suspended = False
+                self._note_members()
+                self._dispatch()
 
     def is_open_on(self, data) -> bool:
         """Returns True while an epoch on this pass over the data is open."""
         return self._is_open and self._data is data
 
-    def use_program(self, program) -> None:
-        """Goes on with batches of another type."""
-        self._program = program
+    def use_program(self, program, arguments=()) -> None:
+        """Goes on with batches of another type, or other arguments of the step; nothing is on its way."""
+        self._program, self._arguments = program, list(arguments)
 
     @property
     def logs_are_named(self) -> bool:
         """Whether the logs of a step that was applied are a dictionary."""
-        return self._program.logs_are_named
+        return self._program.logs.is_named
 
-    def has_next(self) -> bool:
-        """Waits until another step can be applied, or none will be in this epoch."""
+    def has_next(self, data) -> bool:
+        """Waits until another step can be applied, or none will be in this pass over the data."""
+        if not self.is_open_on(data):
+            # The same model was trained on something else in the meantime: whoever asks for the step begins again.
+            return data.max_steps != 0 and leases_of(data).has_unread
+        self._go_on()
         with self._changed:
             return self._wait_for_step() is not None
 
     def allow(self, num_steps: int) -> None:
         """Raises the number of steps after which the open epoch ends."""
+        self._go_on()
         with self._changed:
             self.ledger.allow_steps(num_steps)
             self._dispatch()
 
     def is_ready(self) -> bool:
         """Returns True when a step can be applied at once."""
+        self._go_on()
         with self._changed:
             if self._error is None and self._ready is None:
                 self._ready = self.ledger.next_apply()
@@ -142,10 +136,10 @@ class SetDriver:
             ParameterServerLostError: A ps died.
             WorkersLostError: No worker is left, and none came back in time.
         """
+        self._go_on()
         while True:
             with self._changed:
                 apply = self._wait_for_step()
-                self._ready = None
             if apply is None:
                 return None
             try:
@@ -153,32 +147,76 @@ class SetDriver:
                     lost = self._bring_all(apply)
                     if not lost:
                         return self._commit(apply)
-            except BaseException:
+            except BaseException as error:
                 self._executor.clear_error()
+                goes_on = isinstance(error, UNREACHABLE) and self._is_reached_again()
+                was_applied = self._settle(apply)
+                if not goes_on:
+                    raise
                 with self._changed:
-                    if self.ledger.is_applying:
-                        self.ledger.apply_failed(apply, [])
-                raise
+                    self._dispatch()
+                if was_applied and self._last_read is not None:
+                    return self._last_read
+                continue
             with self._changed:
+                self._ready = None
                 self.ledger.apply_failed(apply, lost)
                 self._forget(lost)
                 self._dispatch()
+
+    def _is_reached_again(self) -> bool:
+        """Waits until the only ps says how many steps it has applied; with several nobody could tell."""
+        if self._threads.num_ps > 1:
+            return False
+        for _ in range(_MOST_TRIES):
+            try:
+                with compat.executing_on(self._executor):
+                    self._program.was_committed()
+                return True
+            except tf.errors.OpError as error:
+                self._executor.clear_error()
+                if self._threads.lost_ps(error) is not None:
+                    return False
+                time.sleep(LOOK_AROUND_SECONDS)
+        return False
+
+    def _settle(self, apply: Apply) -> bool:
+        """Finds out what became of a step whose call failed or was interrupted; writes it down, and returns it."""
+        with interrupts_afterwards(), self._changed:
+            if self._ready is not apply:
+                return False
+            try:
+                was_applied = self._program.was_committed()
+            except tf.errors.OpError:
+                was_applied = False  # The ps are gone, and the variables with them.
+            if was_applied:
+                self._note_applied(apply)
+            else:
+                self._ready = None
+                self.ledger.apply_failed(apply, [])
+            return was_applied
 
     def close(self, data=None) -> None:
         """Ends the epoch: what is not applied by now is dropped and counted.
 
         With `data` only if that pass is open: Python may end the loop over a pass that was left when another has begun.
         """
+        if data is None or data is self._data:
+            self._end()
+
+    def _end(self, reads_again: bool = False) -> None:
         with self._changed:
-            if not self._is_open or (data is not None and data is not self._data):
+            if not self._is_open:
                 return
             self._is_open = False
             if self._ready is not None:
-                self.ledger.apply_failed(self._ready, [])
-                self._ready = None
-            self.ledger.close_epoch()
+                self._settle(self._ready)
+            if reads_again:
+                self._data.max_steps = self.ledger.steps_left
+            self.ledger.close_epoch(reads_again)
             self._sets.clear()
             self._announce_drops()
+        self._threads.let_go(self)
 
     def statistics(self) -> dict:
         """Returns the counts so far as plain data."""
@@ -188,42 +226,23 @@ class SetDriver:
         return counts
 
     def _wait_for_step(self) -> Apply | None:
-        started = time.monotonic()
-        says = started + _SAY_WAITING_AFTER_SECONDS
+        waiting = Waiting(
+            self._threads, self._patience_seconds, "No step could be applied", self.ledger.waiting_for
+        )
         while True:
             self._check()
             if self._ready is None:
                 self._ready = self.ledger.next_apply()
             if self._ready is not None or self.ledger.epoch_finished:
                 return self._ready
-            self._changed.wait(_LOOK_AROUND_SECONDS)
-            now = time.monotonic()
-            if now > says:
-                says = now + _SAY_AGAIN_SECONDS
-                logging.warning("No step for %.0f s. %s", now - started, self._waiting_for())
-            self._check_patience(now - started)
+            self._changed.wait(LOOK_AROUND_SECONDS)
+            waiting.look_around(self.ledger.version)
 
     def _check(self) -> None:
         if isinstance(self._error, errors.ParameterServerLostError):
             self._error.step = self.ledger.version
         if self._error is not None:
             raise self._error
-
-    def _waiting_for(self) -> str:
-        missing = ", ".join(self._threads.missing())
-        return self.ledger.waiting_for() + (f" Missing: {missing}." if missing else "")
-
-    def _check_patience(self, waited: float) -> None:
-        if waited < self._patience_seconds:
-            return
-        self._error = self._error or self._threads.silent_ps()
-        self._check()
-        raise errors.WorkersLostError(
-            f"No step could be applied for {waited:.0f} s. {self._waiting_for()} Start the missing workers again, or "
-            "see why those that are there do not finish what they compute.",
-            tasks=self._threads.missing(),
-            step=self.ledger.version,
-        )
 
     def _bring_all(self, apply: Apply) -> list[int]:
         """Brings the sets of a step to the ps; returns the ids of those that are lost."""
@@ -239,115 +258,29 @@ class SetDriver:
         damped = apply.factor != 1.0
         commit = self._program.commit(len(sets), fresh, damped)
         factor = tf.constant(apply.factor, tf.float32) if damped else self._no_factor
-        try:
-            with tf.device(FIRST_PS):
-                outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
-        except tf.errors.OpError as error:
-            lost_ps = self._threads.lost_ps(error)
-            if lost_ps is None:
-                raise
-            lost_ps.step = self.ledger.version
-            raise lost_ps from error
-        with self._changed:
-            self.ledger.applied(apply)
-            self._forget([admitted.set_id for admitted in apply.sets])
-            if self._data.feed is not None:
-                for admitted in apply.sets:
-                    for batch in admitted.batches:
-                        self._data.feed.release(batch.shard, batch.position)
-            self._dispatch()
+        with interrupts_afterwards():
+            try:
+                with tf.device(FIRST_PS):
+                    outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
+            except tf.errors.OpError as error:
+                lost_ps = self._threads.lost_ps(error)
+                if lost_ps is None and isinstance(error, UNREACHABLE) and self._threads.num_ps > 1:
+                    lost_ps = self._threads.broken_connection(error)
+                if lost_ps is None:
+                    raise
+                lost_ps.step = self.ledger.version
+                raise lost_ps from error
+            with self._changed:
+                self._note_applied(apply)
         events.emit("step_applied", version=apply.version, sets=apply.sets)
-        return functools.partial(self._program.read_logs, outputs)
+        self._last_read = functools.partial(self._program.logs.read, outputs)
+        return self._last_read
 
-    # --- called under the lock ---------------------------------------------------------------------------------
-    def _dispatch(self) -> None:
-        self._changed.notify_all()
-        if self._error is not None or not self._is_open:
-            return
-        try:
-            started = self.ledger.dispatches()
-        except TooFewWorkers as error:
-            self._error = errors.WorkersLostError(
-                f'{error} Start the missing workers again, or choose too_few_workers="wait" or "shrink".',
-                tasks=self._threads.missing(),
-                step=self.ledger.version,
-            )
-            return
-        for dispatch in started:
-            job = SetJob(self, dispatch, self._data, self._program, self._epoch)
-            self._threads.submit(dispatch.worker, job)
-        self._announce_drops()
-
-    def _announce_drops(self) -> None:
-        new = self.ledger.num_drops - self._num_drops_seen
-        self._num_drops_seen = self.ledger.num_drops
-        for dropped in list(self.ledger.drops)[-new:] if new else []:
-            self._sets.pop(dropped.set_id, None)
-            events.emit("set_dropped", **dataclasses.asdict(dropped))
-
-    def _forget(self, set_ids) -> None:
-        for set_id in set_ids:
-            self._sets.pop(set_id, None)
-
-    # --- from the workers' threads -------------------------------------------------------------------------------
-    def ran_out(self, dispatch: Dispatch, batch: Batch) -> None:
-        """See `set_job.Receiver`."""
-        with self._changed:
-            self.ledger.ran_out(dispatch.set_id, batch)
-            self._dispatch()
-
-    def pulled(self, worker: Worker, num_bytes: int) -> None:
-        """See `set_job.Receiver`."""
-        self._bytes.pulled[worker.index] += num_bytes
-
-    def arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: ComputedSet) -> None:
-        """See `set_job.Receiver`."""
-        pushed = computed.program.bytes_pushed(computed.wires)
-        with self._changed:
-            self._sets[dispatch.set_id] = computed
-            verdict = self.ledger.arrived(dispatch.set_id, rows)
-            brings = verdict.outcome == "admitted" and not computed.delivered
-            if verdict.outcome == "dropped":
-                self._forget([dispatch.set_id])
-            computed.busy = brings
-            if verdict.outcome != "dropped" or computed.delivered:
-                self._bytes.pushed[worker.index] += pushed
-            if not brings:
-                self._dispatch()
-                return
-        # If this fails, the worker is lost with all it holds.
-        computed.deliver()
-        with self._changed:
-            computed.busy = False
-            self._dispatch()
-
-    def set_failed(self, index: int, epoch: int, error: Exception) -> None:
-        """See `set_job.Receiver`."""
-        with self._changed:
-            if epoch == self._epoch:
-                self._error = self._error or error
-            self.worker_lost(index)
-
-    def worker_lost(self, index: int) -> None:
-        """See `worker.Owner`."""
-        with self._changed:
-            for computed in self._sets.values():
-                computed.lost = computed.lost or (computed.worker == index and not computed.delivered)
-            self._joined.pop(index, None)
-            self.ledger.lost(index)
-            self._dispatch()
-
-    def worker_joined(self, index: int) -> None:
-        """See `worker.Owner`."""
-        with self._changed:
-            if self._joined.get(index) != self._threads.workers[index].incarnation:
-                self._joined[index] = self._threads.workers[index].incarnation
-                self.ledger.joined(index)
-            self._dispatch()
-
-    def failed(self, error: Exception) -> None:
-        """See `worker.Owner`."""
-        with self._changed:
-            if self._error is None:
-                self._error = error
-            self._changed.notify_all()
+    def _note_applied(self, apply: Apply) -> None:
+        self._ready = None
+        self._program.note_commit()
+        self.ledger.applied(apply)
+        self._forget([admitted.set_id for admitted in apply.sets])
+        for admitted in apply.sets:
+            self._release(admitted.batches)
+        self._dispatch()

@@ -20,6 +20,10 @@ class Receiver(Protocol):
         """There is no such batch; those before it make the set."""
         ...
 
+    def unwanted(self, dispatch: Dispatch) -> None:
+        """Its batch was used by another set in the meantime."""
+        ...
+
     def pulled(self, worker: Worker, num_bytes: int) -> None:
         """The worker has pulled variables."""
         ...
@@ -46,11 +50,15 @@ class SetJob:
         data: `WorkerIterator`.
         program: What to compute.
         epoch: Number of the epoch.
+        arguments: Tensors that the step takes besides the batch.
     """
 
-    def __init__(self, receiver: Receiver, dispatch: Dispatch, data, program: SetProgram, epoch: int):
+    def __init__(
+        self, receiver: Receiver, dispatch: Dispatch, data, program: SetProgram, epoch: int, arguments=()
+    ):
         self._receiver, self._dispatch, self._data = receiver, dispatch, data
         self._program, self._epoch = program, epoch
+        self._arguments = list(arguments)
 
     def run(self, worker: Worker) -> None:
         """See `worker.Job`."""
@@ -59,7 +67,11 @@ class SetJob:
         draw = worker.constant(dispatch.draw if program.uses_draw else 0)
         cached, on_ps = self._cached(worker)
         for batch in dispatch.batches:
-            outputs = self._compute(worker, batch, cached, draw)
+            try:
+                outputs = self._compute(worker, batch, cached, draw)
+            except LookupError:
+                self._receiver.unwanted(dispatch)
+                return
             if outputs is None:
                 self._receiver.ran_out(dispatch, batch)
                 break
@@ -84,20 +96,23 @@ class SetJob:
         program = self._program
         if program.fetch is None:
             return [], []
-        if self._dispatch.refresh or worker.cache is None:
-            worker.cache = list(program.fetch())
+        # Another model may have had the worker since.
+        if self._dispatch.refresh or worker.cache is None or worker.cache[0] is not program:
+            worker.cache = program, list(program.fetch())
             self._receiver.pulled(worker, program.plan.packing.num_bytes)
         num_groups = len(program.plan.packing.groups)
-        return worker.cache[:num_groups], worker.cache[num_groups:]
+        copies = worker.cache[1]
+        return copies[:num_groups], copies[num_groups:]
 
     def _compute(self, worker: Worker, batch: Batch, cached: list, draw: tf.Tensor):
         """Returns the outputs for one batch, or None when there is no such batch."""
         program, data = self._program, self._data
         if data.feed is not None:
             fed = data.feed.get(batch.shard, batch.position)
-            return None if fed is None else program.compute_batch(fed, cached, draw)
+            return None if fed is None else program.compute_batch(fed, cached, draw, self._arguments)
         try:
-            return program.compute_next(worker.reader.at(data, batch.shard, batch.position), cached, draw)
+            iterator = worker.reader.at(data, batch.shard, batch.position)
+            return program.compute_next(iterator, cached, draw, self._arguments)
         except tf.errors.OutOfRangeError:
             compat.forget_error()
             return None

@@ -12,11 +12,15 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
+from tfdist_ext import compat
 from tfdist_ext.data import batches
+from tfdist_ext.ps import BoundedStaleness
 from tfdist_ext.strategies import frame as frames
-from tfdist_ext.training import losses, optimizers, row_update, set_sums
+from tfdist_ext.training import losses, own_apply, row_update, set_logs, set_scaling, set_sums
 from tfdist_ext.training.gradient_set import FIRST_PS, SetLayout
+from tfdist_ext.training.lost_gradients import check_none_lost
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan, is_sharded
 from tfdist_ext.training.recorder import watching_results
 from tfdist_ext.training.set_recorder import SetRecorder
@@ -36,11 +40,12 @@ class SetProgram:
         caches: True when workers compute on variables that they fetched before.
         compensation: `DelayCompensation`, or None.
         round_size: Sets of a step.
+        argument_specs: Specs of what `step` takes besides the batch.
     """
 
     def __init__(
         self, strategy, step, batch_spec, variables, metrics=(), *, trains, pushes=False, caches=False,
-        compensation=None, round_size=1,
+        compensation=None, round_size=1, argument_specs=(),
     ):  # fmt: skip
         self._strategy, self._step, self._metrics = strategy, step, list(metrics)
         self._spec = batch_spec
@@ -51,7 +56,9 @@ class SetProgram:
         self._fixed_share: float | None = None
         self.layout: Any = None  # `SetLayout`, once traced.
         self.pulled: Any = None  # `Pulled`, once traced.
+        self.logs: Any = None  # `LogReading`, once `commit` is traced.
         self.uses_draw = False
+        self._applications: list = []
         self._commits: dict = {}
         self._means: dict = {}
         self._deliver = self._join = None
@@ -62,13 +69,16 @@ class SetProgram:
         copies = self.fetch.outputs[: len(self.plan.packing.groups)] if caches else []
         self._cached_specs = [tf.TensorSpec(copy.shape, copy.dtype) for copy in copies]
         self._draw_spec = tf.TensorSpec([], tf.int64)
+        self._argument_specs = list(argument_specs)
         self._from_iterator: Any = None
         self._from_batch: Any = None
 
     @classmethod
     def of_function(cls, strategy, step, batch_spec, **options) -> SetProgram:
         """Returns the program of a custom loop's step, whose variables are found by tracing it once."""
-        scout = cls(strategy, step, batch_spec, (), trains=True)
+        scout = cls(
+            strategy, step, batch_spec, (), trains=True, argument_specs=options.get("argument_specs", ())
+        )
         scout.trace(fed_by_chief=False)
         found = [*scout.pulled.large_read, *(rows.variable for rows in scout.pulled.touched)]
         return cls(strategy, step, batch_spec, found, trains=True, **options)
@@ -81,47 +91,56 @@ class SetProgram:
     # --- compute: on a worker ------------------------------------------------------------------------------------
     @property
     def compute_next(self):
-        """`(iterator, cached, draw) -> [rows, *wires]`, traced at first use; run it with the worker as device."""
+        """`(iterator, cached, draw, arguments) -> [rows, *wires]`, traced at first use, for the worker."""
         if self._from_iterator is None:
             spec = tf.data.IteratorSpec(self._spec)
 
-            def compute(iterator, cached, draw):
-                return self._compute(iterator.get_next(), cached, draw)
+            def compute(iterator, cached, draw, arguments):
+                return self._compute(iterator.get_next(), cached, draw, arguments)
 
-            self._from_iterator = tf.function(compute, autograph=False).get_concrete_function(
-                spec, self._cached_specs, self._draw_spec
-            )
+            self._from_iterator = self._traced(compute, spec)
         return self._from_iterator
 
     @property
     def compute_batch(self):
-        """`(batch, cached, draw) -> [rows, *wires]` for a batch that the chief sends, traced at first use."""
+        """`(batch, cached, draw, arguments) -> [rows, *wires]` for a batch that the chief sends; traced then."""
         if self._from_batch is None:
-            self._from_batch = tf.function(self._compute, autograph=False).get_concrete_function(
-                self._spec, self._cached_specs, self._draw_spec
-            )
+            self._from_batch = self._traced(self._compute, self._spec)
         return self._from_batch
+
+    def _traced(self, compute, spec):
+        concrete = tf.function(compute, autograph=False).get_concrete_function(
+            spec, self._cached_specs, self._draw_spec, self._argument_specs
+        )
+        applications, self._applications = self._applications, []
+        check_none_lost(applications, self._step_on, self._spec, self._argument_specs)
+        return concrete
 
     def trace(self, fed_by_chief: bool) -> None:
         """Traces compute on this thread, before workers' threads call it: Keras traces on one thread only."""
         _ = self.compute_batch if fed_by_chief else self.compute_next
 
-    def _compute(self, data, cached, draw):
+    def _compute(self, data, cached, draw, arguments):
         wires = cached if self._caches else self.plan.read_on_ps()
         backups = list(wires)
         pulled = Pulled(self.plan, wires, tf.compat.v1.get_default_graph())
-        recorder = SetRecorder()
+        recorder = SetRecorder(self._trains and _is_sequential(self._strategy.update_policy))
         frame = frames.Frame(
             None, 0, 1, recorder=recorder, draw=draw, pulled=pulled, round_size=self._round_size
         )
         scope = PulledScope(pulled, recorder.check_access)
-        data = keras.tree.map_structure(none_for_optional, data)
-        rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if leaf is not None])
-        with watching_results(self._metrics), frames.entered(frame), scope:
-            logs = self._step(data)
+        rows = batches.num_rows([leaf for leaf in keras.tree.flatten(data) if not _is_optional(leaf)])
+        with (
+            watching_results(self._metrics),
+            frames.entered(frame),
+            scope,
+            compat.tracing_inner_functions_anew(),
+        ):
+            logs = self._step_on(data, arguments)
+        self._applications = recorder.applications
         if self._trains and not recorder.applications:
-            raise ValueError(
-                "The training step applied no gradients. Call `optimizer.apply(...)` or `apply_gradients(...)` in it."
+            logging.warning(
+                "The training step applies no gradients: steps are counted, and nothing is trained."
             )
         weight = losses.weight_of_set(frame, rows)
         if self._round_size > 1 and losses.are_all_sums(frame):
@@ -145,6 +164,9 @@ class SetProgram:
         if self._compensation is not None:
             kept = [] if self._caches else _on_their_ps(self.plan.packing.groups, backups)
         return [*counts, *outputs, *kept]
+
+    def _step_on(self, data, arguments):
+        return self._step(keras.tree.map_structure(none_for_optional, data), *arguments)
 
     def divide(self, outputs):
         """Returns what compute gave: the tensors whose shapes are counts, the wires, and what the ps keep."""
@@ -236,6 +258,14 @@ class SetProgram:
                 self._commits[key] = tf.function(commit, autograph=False).get_concrete_function(factor, specs)
         return self._commits[key]
 
+    def note_commit(self) -> None:
+        """Counts a commit that has succeeded."""
+        self._strategy.num_steps_applied += 1
+
+    def was_committed(self) -> bool:
+        """Returns True where a call of `commit` did its work though it raised, or was interrupted."""
+        return bool(self._commits) and int(self._version.read_value()) > self._strategy.num_steps_applied
+
     def _commit(self, factor, sets, is_fresh):
         # All of it is on the ps already: what was admitted was delivered before, so that no worker takes part here.
         with tf.device(FIRST_PS):
@@ -246,7 +276,8 @@ class SetProgram:
             shares = set_sums.shares_of(received, self._fixed_share) if self._fixed_share else by_weight
             updated = set_sums.new_values(self.layout, received, by_weight, is_fresh)
             logs = set_sums.draw_logs(self.layout, received, shares, updated)
-            outputs = self._packed_logs(logs)
+            self.logs = set_logs.LogReading(logs)
+            outputs, self.logs.outputs = self.logs.outputs, []
             for application in range(len(self.layout.applications)):
                 self._apply(application, received, shares, factor, kept, is_fresh)
             for variable, value in updated:
@@ -262,7 +293,7 @@ class SetProgram:
         return wires + (_on_their_ps(self.plan.packing.groups, kept) if kept else [])
 
     def _apply(self, application, received, shares, factor, kept, is_fresh):
-        optimizer, variables = self.layout.applications[application]
+        _, variables = self.layout.applications[application]
         parts, whole = {}, []
         for index in range(len(variables)):
             per_shard = set_sums.sum_gradients(received, shares, application, index)
@@ -276,52 +307,20 @@ class SetProgram:
             known = parts.get(id(gradient))
             return known if known is not None else set_sums.split_whole(variable, gradient)
 
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        row_update.check_can_shard(inner, variables)
+        by_parts = any(
+            is_sharded(v) or isinstance(g, tf.IndexedSlices) for g, v in zip(whole, variables, strict=True)
+        )
+        call = self.layout.calls[application]
+        scales = [one.scale(application) for one in received]
         with contextlib.ExitStack() as stack:
-            if any(
-                is_sharded(v) or isinstance(g, tf.IndexedSlices)
-                for g, v in zip(whole, variables, strict=True)
-            ):
-                stack.enter_context(row_update.updating_shards_and_rows(inner, gradients_of))
-            stack.enter_context(row_update.scaled_learning_rate(inner, factor))
+            for part in own_apply.parts_of(call.optimizer):
+                row_update.check_can_shard(part, variables)
+                if by_parts:
+                    stack.enter_context(row_update.updating_shards_and_rows(part, gradients_of))
+                stack.enter_context(row_update.scaled_learning_rate(part, factor))
             stack.enter_context(self._strategy.extended.applying())
-            optimizers.apply_at_once(optimizer, whole, variables)
-
-    def _packed_logs(self, logs):
-        """Returns one vector of all scalar logs, then the others; remembers how to read them."""
-        flat = tf.nest.flatten(logs)
-        numbers = [
-            leaf for leaf in flat if tf.is_tensor(leaf) and leaf.shape.rank == 0 and leaf.dtype != tf.string
-        ]
-        others = [leaf for leaf in flat if tf.is_tensor(leaf) and not any(leaf is n for n in numbers)]
-        kinds = [
-            "number" if any(leaf is n for n in numbers) else "other" if tf.is_tensor(leaf) else leaf
-            for leaf in flat
-        ]
-        dtypes = [leaf.dtype.as_numpy_dtype for leaf in numbers]
-        self._log_reading = (logs, kinds, dtypes)
-        vector = [tf.cast(number, tf.float64) for number in numbers]
-        return [tf.stack(vector) if vector else tf.zeros([0], tf.float64), *others]
-
-    @property
-    def logs_are_named(self) -> bool:
-        """Whether `read_logs` returns a dictionary; known after the first commit."""
-        return isinstance(self._log_reading[0], dict)
-
-    def read_logs(self, outputs):
-        """Returns the logs of a commit as a structure of NumPy values."""
-        structure, kinds, dtypes = self._log_reading
-        numbers = iter(zip(outputs[0].numpy(), dtypes, strict=True))
-        others = iter(outputs[1:])
-        flat = []
-        for kind in kinds:
-            if kind == "number":
-                value, dtype = next(numbers)
-                flat.append(dtype(value))
-            else:
-                flat.append(next(others).numpy() if kind == "other" else kind)
-        return tf.nest.pack_sequence_as(structure, flat)
+            scale = None if scales[0] is None else tf.reduce_max(tf.stack(scales))
+            set_scaling.apply_unscaled(call, whole, variables, scale)
 
 
 def _on_their_ps(groups, wires) -> list:
@@ -332,6 +331,14 @@ def _on_their_ps(groups, wires) -> list:
     return placed
 
 
+def _is_sequential(policy) -> bool:
+    return isinstance(policy, BoundedStaleness) and policy.clock == "version" and policy.max_staleness == 0
+
+
 def none_for_optional(leaf):
     """Returns None for an empty optional, Keras' way to put None into a dataset, and other leaves as they are."""
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+    return None if _is_optional(leaf) else leaf
+
+
+def _is_optional(leaf) -> bool:
+    return isinstance(leaf, tf.experimental.Optional)

@@ -198,6 +198,9 @@ def joined(first: ReceivedSet, second: ReceivedSet) -> list[tf.Tensor]:
         if leaf.entry[0] == "value":
             position = leaf.entry[1]
             tensors[position] = _mean_log(first, second, position)
+    for scale in layout.scale_positions:
+        if scale is not None:
+            tensors[scale] = tf.maximum(first.tensors[scale], second.tensors[scale])
     tensors[layout.weight_position] = first.weight + second.weight
     return tensors
 

@@ -43,8 +43,8 @@ class Owner(Protocol):
         """Training cannot go on."""
         ...
 
-    def close(self) -> None:
-        """Somebody else gives jobs from now on."""
+    def suspend(self) -> None:
+        """Somebody else gives jobs until this one takes over again; what it gave before is still done."""
         ...
 
 
@@ -57,7 +57,7 @@ class Worker:
         device: Device on which its functions run.
         reader: The iterators it has open.
         constants: Small tensors that were sent to it before, by value.
-        cache: Variables it has fetched, or None.
+        cache: The program for which it has fetched variables, and those; or None.
         is_there: False from its death until it was connected again.
         is_slow: True while a call lasts that nobody waits for any more.
         is_leaving: True while it is taken out of TensorFlow's list.
@@ -84,7 +84,7 @@ class Worker:
         """Drops everything that lived on it."""
         self.reader = ShardReader(f"{self.device}/device:CPU:0")
         self.constants: dict[int, tf.Tensor] = {}
-        self.cache: list | None = None
+        self.cache: tuple[Any, list] | None = None
 
     def constant(self, value: int) -> tf.Tensor:
         """Returns a scalar int64 tensor on the worker; each value is sent once."""

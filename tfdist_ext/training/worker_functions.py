@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
 from tfdist_ext.ps import Asynchronous, ResumableLedger, Synchronous
+from tfdist_ext.training import batching
 from tfdist_ext.training.ordered_reader import OrderedReader
 from tfdist_ext.training.predict_program import PredictProgram
 from tfdist_ext.training.set_driver import SetDriver
@@ -39,6 +40,8 @@ class TrainFunction:
         if iterator.source is None or not iterator.source.is_open_on(iterator):
             self._driver_for(iterator.element_spec).begin(iterator, iterator.max_steps)
             iterator.source = self._driver
+        elif self._strategy._driver is not self._driver:
+            use_driver(self._strategy, self._driver)  # Another model was trained in the meantime.
         read = None
         for _ in range(self._model.steps_per_execution):
             following = self._driver.next_outputs()
@@ -156,6 +159,7 @@ class TestFunction:
     def _reader(self, data) -> OrderedReader:
         if self._program is None or not _same_spec(data.element_spec, self._spec):
             self._spec = data.element_spec
+            _build_layers(self._model, self._strategy, self._spec)
             variables = [*self._model.variables, *self._model.metrics_variables]
             self._program = SetProgram(
                 self._strategy, self._model.test_step, self._spec, variables, self._model.metrics, trains=False,
@@ -166,7 +170,7 @@ class TestFunction:
         def compute(worker, data_or_iterator):
             from_iterator = isinstance(data_or_iterator, tf.data.Iterator)
             function = program.compute_next if from_iterator else program.compute_batch
-            _, wires, _ = program.divide(function(data_or_iterator, [], worker.constant(0)))
+            _, wires, _ = program.divide(function(data_or_iterator, [], worker.constant(0), []))
             return wires
 
         program.trace(data.feed is not None)
@@ -178,7 +182,8 @@ class TestFunction:
     def _add(self, wires):
         program, factor = self._program, tf.constant(1.0)
         with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
-            return program.read_logs(program.commit(1, True, False)(factor, [wires]))
+            outputs = program.commit(1, True, False)(factor, [wires])
+        return program.logs.read(outputs)
 
 
 class PredictFunction:
@@ -214,6 +219,7 @@ class PredictFunction:
         """Starts predicting a pass over the data."""
         if self._program is None or not _same_spec(data.element_spec, self._spec):
             self._spec = data.element_spec
+            _build_layers(self._model, self._strategy, self._spec)
             self._program = PredictProgram(self._model, self._spec, self._strategy.wire_dtype)
         program = self._program
 
@@ -234,6 +240,16 @@ class PredictedBatch:
 
     def __init__(self, outputs):
         self.outputs = outputs
+
+
+def _build_layers(model, strategy, spec) -> None:
+    """Makes the variables of a model that was never called: in a graph of a worker none can be made."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        rows, *_ = keras.utils.unpack_x_y_sample_weight(
+            keras.tree.map_structure(batching.symbolic_rows, spec)
+        )
+        with strategy.scope():
+            model(rows)
 
 
 def _same_spec(one, other) -> bool:

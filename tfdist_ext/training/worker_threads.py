@@ -27,7 +27,7 @@ from tfdist_ext.training.worker import Job, Owner, Probe, Worker
 # Words in the errors of a task that was started again: it does not know what its predecessor did.
 _FORGOT = ("context_id", "Unable to find the relevant tensor", "not found in the context", "remote_handle")
 _FORGETFUL_PS = re.compile(r"remote target /job:ps/replica:\d+/task:(\d+)")
-_UNREACHABLE = (
+UNREACHABLE = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -107,12 +107,18 @@ class WorkerThreads:
         )
 
     def take_over(self, owner: Owner, timeout_seconds: float, patience_seconds: float) -> None:
-        """Makes `owner` the one that hears of workers; closes the one before."""
+        """Makes `owner` the one that hears of workers; the one before is suspended until it takes over again."""
         self.timeout_seconds, self.patience_seconds = timeout_seconds, patience_seconds
         with self._owner_lock:
             before, self._owner = self._owner, owner
         if before is not None and before is not owner:
-            before.close()
+            before.suspend()
+
+    def let_go(self, owner: Owner) -> None:
+        """Forgets an owner that has nothing left to do: it holds the graphs of a model."""
+        with self._owner_lock:
+            if self._owner is owner:
+                self._owner = None
 
     def submit(self, index: int, job: Job) -> None:
         """Gives a worker its next job."""
@@ -139,6 +145,19 @@ class WorkerThreads:
         if found is not None and any(word in str(error) for word in _FORGOT):
             return self._without(Task("ps", int(found.group(1))), "was started again")
         return None
+
+    def broken_connection(self, error: Exception) -> errors.ParameterServerLostError:
+        """Returns the error to raise where a step may be applied on one ps and not on another."""
+        return errors.ParameterServerLostError(
+            f"A connection to a ps broke in the midst of a step ({_first_line(error)}), which may be applied on one ps "
+            "and not on another. Start the job again; it can go on from its last checkpoint.",
+            task=str(next(iter(self._servers))),
+        )
+
+    @property
+    def num_ps(self) -> int:
+        """Number of ps of the cluster."""
+        return len(self._servers)
 
     def silent_ps(self) -> errors.ParameterServerLostError | None:
         """Returns the error to raise if a ps has not answered for too long, else None."""
@@ -240,7 +259,7 @@ class WorkerThreads:
 
     def _after_failure(self, worker: Worker, job: Job, error: Exception, fetches: bool) -> None:
         lost_ps = self.lost_ps(error)
-        unreachable = isinstance(error, _UNREACHABLE)
+        unreachable = isinstance(error, UNREACHABLE)
         dead = isinstance(error, tf.errors.OpError) and self._is_dead(worker, error)
         if lost_ps is not None:
             job.failed(worker, lost_ps)
