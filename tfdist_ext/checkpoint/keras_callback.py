@@ -54,7 +54,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     # --- begin -----------------------------------------------------------------------------------------------------
     def on_train_begin(self, logs=None):
-        """Restores the newest intact checkpoint, once in a process."""
+        """Restores the newest intact checkpoint, once in a process, unless the program has restored one by itself."""
         state = self._manager.state
         _require_same_model(state, self.model)
         _require_dataset(state)
@@ -64,7 +64,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._reading.on_step_end = self._after_step
         if not self._has_restored:
             self._has_restored = True
-            self._restored = self._manager.restore_or_initialize()
+            self._restored = self._manager.begin_fit()
         state.fit = fit
         if self._restored is not None:
             self._begin_restored(self._restored, fit)

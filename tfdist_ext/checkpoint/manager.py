@@ -100,6 +100,7 @@ class TrainingCheckpointManager:
         self._sees_directory: list[bool] = []
         self._next_check = 0
         self._pieces: list[Any] | None = None
+        self._restored: Restored | None = None
 
     # --- restoring -------------------------------------------------------------------------------------------------
     def restore_or_initialize(self, step: int | None = None) -> Restored | None:
@@ -125,7 +126,18 @@ class TrainingCheckpointManager:
             self._go_to_input(restored)
             logging.info("Restored step %d from %s.", restored.step, restored.path)
         self._next_check = self.state.step
+        self._restored = restored
         return restored
+
+    def begin_fit(self) -> Restored | None:
+        """Restores the newest intact checkpoint for a `fit`, unless this process has restored one, or saved its own.
+
+        Returns:
+            What `fit` goes on from, whoever restored it; None for what is in memory.
+        """
+        if self._restored is None and not self._num_attempts:
+            self.restore_or_initialize()
+        return self._restored
 
     def _go_to_input(self, restored: Restored) -> None:
         position, saved = self.state.position, restored.python["input"]
@@ -219,7 +231,7 @@ class TrainingCheckpointManager:
         self._writer.wait(timeout_seconds)
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints that are there, the oldest first."""
+        """Returns the steps of the checkpoints that are there, in their order."""
         return [record.step for record in self.directory.records() if record.problem is None]
 
     def keras_callback(self):
@@ -289,6 +301,7 @@ class TrainingCheckpointManager:
             self.statistics["num_saves"] += 1
 
         step = self.state.step
+        self._restored = None
         events.emit("checkpoint_begun", step=step)
         waits = waits or not self._asynchronous
         self._writer.submit(self._job(metrics, attempt, done).run, gives_way=not waits)
