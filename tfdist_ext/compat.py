@@ -708,16 +708,27 @@ def set_first_epoch(model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
-def call_after_callbacks(event: str, method: str) -> None:
-    """Has Keras call `callback.<method>(all callbacks, *arguments)` once every callback has had its `event`."""
+def call_around_callbacks(event: str, *, before: str | None = None, after: str) -> None:
+    """Has Keras call two methods of callbacks, where they have them, with `(all callbacks, *arguments)`.
+
+    Args:
+        event: A method of `CallbackList`.
+        before: Called before any callback has had its `event`.
+        after: Called once every callback has had it.
+    """
     original = getattr(keras.callbacks.CallbackList, event)
 
-    @functools.wraps(original)
-    def call_all(self, *args, **kwargs):
-        original(self, *args, **kwargs)
+    def call(self, method, args):
         for callback in self.callbacks:
             if hasattr(callback, method):
                 getattr(callback, method)(list(self.callbacks), *args)
+
+    @functools.wraps(original)
+    def call_all(self, *args, **kwargs):
+        if before is not None:
+            call(self, before, args)
+        original(self, *args, **kwargs)
+        call(self, after, args)
 
     setattr(keras.callbacks.CallbackList, event, call_all)
 

@@ -6,7 +6,6 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from absl import logging
 
@@ -16,6 +15,7 @@ from tfdist_ext.checkpoint.background import BackgroundWriter
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
 from tfdist_ext.checkpoint.file_system import explain
 from tfdist_ext.checkpoint.keep_policies import KeepPolicy, LatestN
+from tfdist_ext.checkpoint.manifest import Piece
 from tfdist_ext.checkpoint.pace import Pace
 from tfdist_ext.checkpoint.restoring import Restored, Restoring
 from tfdist_ext.checkpoint.save_policies import EverySteps, SavePolicy, SaveUnion
@@ -99,7 +99,6 @@ class TrainingCheckpointManager:
         self._num_attempts = 0
         self._sees_directory: list[bool] = []
         self._next_check = 0
-        self._pieces: list[Any] | None = None
         self._restored: Restored | None = None
 
     # --- restoring -------------------------------------------------------------------------------------------------
@@ -291,8 +290,7 @@ class TrainingCheckpointManager:
     def _save(self, metrics, *, waits: bool = False) -> None:
         started = time.monotonic()
         waited = self._writer.wait()
-        if self._pieces is None:
-            self._pieces = self.state.require_complete()
+        pieces = self.state.require_complete()
         self._num_attempts += 1
         attempt = f"{self._attempts}{self._num_attempts:04x}"
 
@@ -304,7 +302,7 @@ class TrainingCheckpointManager:
         self._restored = None
         events.emit("checkpoint_begun", step=step)
         waits = waits or not self._asynchronous
-        self._writer.submit(self._job(metrics, attempt, done).run, gives_way=not waits)
+        self._writer.submit(self._job(metrics, attempt, pieces, done).run, gives_way=not waits)
         if waits:
             self._writer.wait()
         now = time.monotonic()
@@ -312,7 +310,7 @@ class TrainingCheckpointManager:
         self.statistics["blocking_seconds"] += now - started
         self.statistics["waited_seconds"] += waited
 
-    def _job(self, metrics, attempt: str, done) -> save_job.SaveJob:
+    def _job(self, metrics, attempt: str, pieces: list[Piece], done) -> save_job.SaveJob:
         state, index = self.state, self._participants.index
         variables = state.variables()
         shared = None
@@ -334,7 +332,7 @@ class TrainingCheckpointManager:
                 iterator=save_job.iterator_snapshot(iterator),
                 shared=shared if index == 0 else None,
             ),
-            manifest=save_job.new_manifest(state, specs, self._pieces or (), metrics, attempt),
+            manifest=save_job.new_manifest(state, specs, pieces, metrics, attempt),
             attempt=attempt,
             directory=self.directory,
             directory_is_shared=all(self._sees_directory),

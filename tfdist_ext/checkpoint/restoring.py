@@ -10,7 +10,6 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -36,7 +35,6 @@ class Restored:
         path: The checkpoint.
         notes: Sentences about what was allowed to differ, or could not be restored.
         python: The Python state of this worker.
-        again: Restores the variables once more.
         received: Holds the files that were sent to this worker, for as long as they may be read.
     """
 
@@ -46,7 +44,6 @@ class Restored:
     path: str
     notes: tuple[str, ...]
     python: dict[str, Any]
-    again: Callable[[], None]
     received: Any = None
 
 
@@ -199,17 +196,12 @@ class Restoring:
         variables = state.variables()
         prefix = os.path.join(record.path, SHARED)
 
-        def restore() -> list[str]:
-            return tensors.restore(
-                variables, prefix, path_of=python["paths"], allow_missing=state.allow_missing
-            )
-
-        notes = restore()
+        notes = tensors.restore(variables, prefix, path_of=python["paths"], allow_missing=state.allow_missing)
         notes += state.load_python_state(python, steps_aside=index if index >= workers else 0)
         self._restore_arrays(record, workers)
         return Restored(
             step=state.step, epoch=state.epoch, batch=state.batch, path=record.path, notes=tuple(notes),
-            python=python, again=lambda: (restore(), None)[1], received=self._received,
+            python=python, received=self._received,
         )  # fmt: skip
 
     def _restore_arrays(self, record: CheckpointRecord, workers: int) -> None:

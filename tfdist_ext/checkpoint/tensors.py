@@ -159,6 +159,22 @@ class VariableList:
                 entries.append(Entry(key, slice_spec, tensor))
         return Snapshot(entries, self.graph)
 
+    def put_back(self, snapshot: Snapshot) -> None:
+        """Gives all variables the values of a snapshot that this made.
+
+        Runs on: every task that holds the variables, between two steps.
+        """
+        others: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
+        for entry in snapshot.entries:
+            trackable, _ = self._values[entry.key]
+            stored = compat.stored_variables(trackable)
+            if entry.slice_spec or (entry.key, entry.slice_spec) in self._on_servers.keys:
+                stored[entry.slice_spec].assign(entry.tensor)
+            else:
+                others.setdefault(id(trackable), (trackable, {}))[1][entry.key] = entry.tensor
+        for trackable, values in others.values():
+            compat.restore_from_values(trackable, values)
+
     def read(self, prefix: str) -> None:
         """Gives all variables that a file has their values; see `restore`."""
         targets: list[tuple[str, str, tf.Variable]] = []
