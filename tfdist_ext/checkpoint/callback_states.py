@@ -90,9 +90,10 @@ class CallbackStates:
         """Gives the callbacks their state back.
 
         Returns:
-            Sentences about what was not: callbacks that only one side has, and attributes that no checkpoint may set.
+            Sentences about what was not: callbacks that the program lacks, and attributes that no checkpoint may set.
         """
-        notes = [f"callback {name} is only on one side" for name in sorted(set(state) ^ set(self._callbacks))]
+        unknown = sorted(name for name in set(state) - set(self._callbacks) if state[name]["state"])
+        notes = [f"callback {name} is only in the checkpoint" for name in unknown]
         for name, callback in self._callbacks.items():
             own = state.get(name)
             if own is None:

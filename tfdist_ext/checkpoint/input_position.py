@@ -53,7 +53,7 @@ class InputPosition:
         self.num_opened = 0
         self.num_batches = 0
         self.observers: list[Any] = []
-        self.reading: EpochReading | None = None
+        self.reading: Any = None
         self._iterator: Any = None
         self._resume: tuple[dict[str, Any], bool, Any] | None = None
         self._at_opening: dict[str, Any] = {}
@@ -200,120 +200,6 @@ class CountingIterator:
         for observer in self._position.observers:
             observer(batch)
         return batch
-
-
-class EpochReading:
-    """How one `fit` reads the dataset of a position; told by Keras' iterator over epochs.
-
-    Attributes:
-        position: The position.
-        step: Steps of the open epoch that were taken.
-        first_step: Where the next epoch begins: not at 0 only right after a restore.
-        on_begin: Called when the first step is about to be read, after all `on_epoch_begin`; or None.
-        on_step_end: Called with a number of steps when they are done and all callbacks have been told; or None.
-    """
-
-    def __init__(self, position: InputPosition):
-        self.position = position
-        self.step = 0
-        self.first_step = 0
-        self.on_begin: Any = None
-        self.on_step_end: Any = None
-        self._offered = self._untold_steps = 0
-        # Batches of a pass as Keras has counted them; it opens another iterator at the end of a pass once it knows.
-        self.batches_of_pass: int | None = None
-        self._epochs: Any = None
-        self._prepared: Any = None
-
-    @property
-    def has_begun(self) -> bool:
-        """True once a `fit` reads the dataset."""
-        return self._epochs is not None
-
-    @property
-    def continues(self) -> bool:
-        """True where the next epoch goes on with the iterator of this one."""
-        epochs = self._epochs
-        return bool(epochs is not None and epochs.steps_per_epoch and epochs._current_iterator is not None)
-
-    @property
-    def counted_batches(self) -> int | None:
-        """Batches of a pass, once Keras has counted them."""
-        return self.batches_of_pass if self._epochs is None else self._epochs._num_batches
-
-    def open(self, epochs):
-        """Returns an iterator for Keras."""
-        if epochs is not self._epochs:
-            self.position.count_opening()
-            return iter(epochs._distributed_dataset)
-        prepared, self._prepared = self._prepared, None
-        return self.position.open(epochs._distributed_dataset) if prepared is None else prepared
-
-    def enumerate(self, epochs, original):
-        """Wraps Keras' generator of the steps of an epoch."""
-        if self._epochs not in (None, epochs):
-            yield from original(epochs)
-            return
-        if self.on_begin is not None:
-            self.on_begin()
-        self._epochs = epochs
-        epochs._num_batches = epochs._num_batches or self.batches_of_pass
-        self.step, self.first_step = self.first_step, 0
-        epochs.first_step = first = self.step
-        if self.position.is_to_resume_within:
-            self._resume_within(epochs, first)
-        for begin, end, iterator in original(epochs):
-            if begin < first:
-                continue
-            epochs.first_step = 0
-            self._offered = end + 1 - begin
-            yield begin, end, self.position.observed(iterator, self._offered)
-            # Keras asks for the next step once all callbacks have heard of the one before.
-            steps = self.take_untold_steps()
-            if steps and self.on_step_end is not None:
-                self.on_step_end(steps)
-
-    def step_ends(self) -> None:
-        """Notes that what was offered was trained on: at the end of the data it is not. Twice does no harm."""
-        self.position.take(self._offered)
-        self.step += self._offered
-        self._untold_steps, self._offered = self._offered, 0
-
-    def take_untold_steps(self) -> int:
-        """Returns the steps since `on_step_end`; an epoch that is stopped early asks for no next step."""
-        steps, self._untold_steps = self._untold_steps, 0
-        return steps
-
-    def _resume_within(self, epochs, first: int) -> None:
-        """Has Keras go on with an iterator that stands where it stood."""
-        iterator = self.position.open(epochs._distributed_dataset)
-        if epochs.steps_per_epoch:
-            epochs._current_iterator = iterator
-            epochs._steps_seen = self.position.num_batches - first
-        else:
-            self._prepared = iterator
-
-
-class _Opener:
-    """Stands for a dataset: `iter` opens a pass and counts it."""
-
-    def __init__(self, open_pass):
-        self._open_pass = open_pass
-
-    def __iter__(self):
-        return self._open_pass()
-
-
-def opener(epochs, position: InputPosition) -> _Opener:
-    """Returns what Keras' iterator over epochs may call `iter` on."""
-    if position.reading is not None:
-        return _Opener(lambda: position.reading.open(epochs))
-
-    def open_pass():
-        position.count_opening()
-        return iter(epochs._distributed_dataset)
-
-    return _Opener(open_pass)
 
 
 def _counting(dataset, position: InputPosition):

@@ -14,8 +14,8 @@ from absl import logging
 
 from tfdist_ext import compat
 from tfdist_ext.checkpoint.callback_states import CallbackStates
+from tfdist_ext.checkpoint.epoch_reading import EpochReading, opener
 from tfdist_ext.checkpoint.held_state import HeldState
-from tfdist_ext.checkpoint.input_position import EpochReading, opener
 from tfdist_ext.checkpoint.keep_policies import BestN, KeepUnion
 from tfdist_ext.checkpoint.restoring import Restored
 
@@ -61,7 +61,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         _require_dataset(state)
         state.fit += 1
         fit = state.fit
-        self._reading = state.position.reading = EpochReading(state.position)
+        self._reading = state.position.reading = EpochReading(state.position, lambda: _applied(self.model))
         self._reading.on_step_end = self._after_step
         if not self._has_restored:
             self._has_restored = True
@@ -78,15 +78,16 @@ class CheckpointCallback(keras.callbacks.Callback):
         state = self._manager.state
         state.callbacks.begun()
         if self._restored is not None:
-            self._put_back(self._restored)
+            for note in self._put_back(self._restored):
+                logging.warning("Restored step %d, but: %s.", self._restored.step, note)
             self._begin_restored(self._restored, state.fit)
 
-    def _put_back(self, restored: Restored) -> None:
+    def _put_back(self, restored: Restored) -> list[str]:
         held, self._held = self._held, None
         held.put_back()
         if restored.python["fit"] == self._manager.state.fit:
-            for note in self._manager.state.callbacks.load(restored.python["callbacks"] or {}):
-                logging.warning("Restored step %d, but: %s.", restored.step, note)
+            return self._manager.state.callbacks.load(restored.python["callbacks"] or {})
+        return []
 
     def _begin_restored(self, restored: Restored, fit: int) -> None:
         python = restored.python
@@ -163,6 +164,11 @@ class CheckpointCallback(keras.callbacks.Callback):
         state.position.reading = None
         state.callbacks = None
         self._manager.wait()
+
+
+def _applied(model) -> int | None:
+    iterations = getattr(model.optimizer, "iterations", None)
+    return None if iterations is None else int(iterations.numpy())
 
 
 def _needs_metrics(policy) -> bool:
