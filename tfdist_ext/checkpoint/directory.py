@@ -23,6 +23,7 @@ from tfdist_ext.checkpoint.layout import (
     new_attempt,
     parse_name,
     read_record,
+    set_folder_aside,
 )
 from tfdist_ext.checkpoint.manifest import CRC32C_PER_TENSOR, CheckpointRecord, FileRecord, newest_first
 from tfdist_ext.errors import CheckpointError
@@ -150,6 +151,20 @@ class CheckpointDirectory:
         """
         try:
             delete_folder(self._file_system, self.path, os.path.basename(record.path))
+        except OSError as error:
+            raise explain(error, self.path) from error
+
+    def set_aside(self, record: CheckpointRecord) -> None:
+        """Gives a checkpoint a name that no reader takes for one.
+
+        Args:
+            record: The checkpoint.
+
+        Raises:
+            CheckpointError: If it cannot be renamed.
+        """
+        try:
+            set_folder_aside(self._file_system, self.path, os.path.basename(record.path))
         except OSError as error:
             raise explain(error, self.path) from error
 

@@ -15,6 +15,7 @@ from absl import logging
 from tfdist_ext import compat
 from tfdist_ext.checkpoint.callback_states import CallbackStates
 from tfdist_ext.checkpoint.epoch_reading import EpochReading, opener
+from tfdist_ext.checkpoint.failed_runs import weights_not_finite, why_failed
 from tfdist_ext.checkpoint.held_state import HeldState
 from tfdist_ext.checkpoint.keep_policies import BestN, KeepUnion
 from tfdist_ext.checkpoint.restoring import Restored
@@ -92,6 +93,13 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _begin_restored(self, restored: Restored, fit: int) -> None:
         python = restored.python
         if fit < python["fit"] or python["stopped"]:
+            if python["stopped"] and fit == python["fit"] and (reason := weights_not_finite(self.model)):
+                logging.warning(
+                    "The run that saved step %d was stopped, and %s: that is no result. Remove %s to go on before it.",
+                    python["step"],
+                    reason,
+                    restored.path,
+                )
             # Done before the crash. Keras runs no epoch whose number is not below `epochs`.
             compat.set_first_epoch(self.model, self.params["epochs"])
             return
@@ -139,7 +147,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._manager.save_if_due(step)
 
     def after_epoch_end(self, callbacks, epoch, logs=None):
-        """Saves if that is due; always at the last epoch, and at each where the best are kept."""
+        """Saves if that is due; always at the last epoch, and at each where the best are kept, but no failure."""
         state = self._manager.state
         if self._undo is not None:
             self._undo = self._undo()
@@ -150,8 +158,12 @@ class CheckpointCallback(keras.callbacks.Callback):
             )
         state.step += self._reading.take_untold_steps()
         state.epoch, state.batch = epoch + 1, 0
-        last = epoch + 1 >= self.params["epochs"] or self.model.stop_training
-        if last or self._saves_each_epoch:
+        stopped = self.model.stop_training
+        reason = why_failed(self.model, logs) if stopped else None
+        last = epoch + 1 >= self.params["epochs"] or stopped
+        if reason is not None:
+            self._manager.failed(reason)
+        elif last or self._saves_each_epoch:
             self._manager.save(state.step, logs)
         else:
             self._manager.save_if_due(state.step, logs)

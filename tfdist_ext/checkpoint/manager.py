@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from absl import logging
 
 from tfdist_ext import errors, events
-from tfdist_ext.checkpoint import plain_data, preemption, save_job
+from tfdist_ext.checkpoint import failed_runs, plain_data, preemption, save_job
 from tfdist_ext.checkpoint.background import BackgroundWriter
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
 from tfdist_ext.checkpoint.file_system import explain
@@ -224,6 +224,19 @@ class TrainingCheckpointManager:
         if step is not None:
             self.state.step = step
         self._save(metrics, waits=wait)
+
+    def failed(self, reason: str) -> None:
+        """Saves nothing of a training that a failure has stopped, and says from where the next start goes on.
+
+        Runs on: every worker.
+
+        Args:
+            reason: What went wrong, for people.
+        """
+        self._join_alone_or_refuse()
+        self._writer.wait()
+        moved, left = failed_runs.set_aside(self.state, self._participants, self.directory)
+        failed_runs.warn(self.state.step, reason, moved, left, self.directory.path)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits until the last save is committed; raises what went wrong with it."""

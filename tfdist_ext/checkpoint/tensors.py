@@ -129,6 +129,13 @@ class VariableList:
         """`id` of each object that has values."""
         return {id(trackable) for trackable, _ in self._values.values()}
 
+    def keys_of(self, variables: Sequence[Any]) -> list[str]:
+        """Returns the keys of some of the variables."""
+        wanted = {
+            id(one) for variable in variables for one in (variable, getattr(variable, "_value", variable))
+        }
+        return [key for key, (trackable, _) in self._values.items() if id(trackable) in wanted]
+
     def paths(self) -> dict[str, str]:
         """Returns the paths of Keras variables by key."""
         found = {key: getattr(trackable, "path", None) for key, (trackable, _) in self._values.items()}
