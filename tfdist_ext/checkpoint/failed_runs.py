@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
-from tfdist_ext.checkpoint.save_job import SHARED
+from tfdist_ext.checkpoint.save_part import SHARED
 
 # Other metrics may be what they like.
 _LOSSES = ("loss", "val_loss")

@@ -31,6 +31,7 @@ def _install() -> None:
         compat.call_around_callbacks("on_train_begin", before="before_train_begin", after="after_train_begin")
         compat.call_around_callbacks("on_train_batch_end", after="after_train_batch_end")
         compat.call_around_callbacks("on_epoch_end", after="after_epoch_end")
+        compat.call_around_callbacks("on_train_end", after="after_train_end")
 
 
 class CheckpointCallback(keras.callbacks.Callback):
@@ -169,13 +170,13 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._manager.save_if_due(state.step, logs)
         self._manager.interrupted()
 
-    def on_train_end(self, logs=None):
-        """Waits for the last save."""
+    def after_train_end(self, callbacks, logs=None):
+        """Waits for the last save, and ends the process if it was asked to."""
         compat.set_first_epoch(self.model, 0)
         state = self._manager.state
         state.position.reading = None
         state.callbacks = None
-        self._manager.wait()
+        self._manager.end_fit()
 
 
 def _applied(model) -> int | None:

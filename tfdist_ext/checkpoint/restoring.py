@@ -19,7 +19,7 @@ from tfdist_ext import errors, events
 from tfdist_ext.checkpoint import tensors
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
 from tfdist_ext.checkpoint.manifest import CheckpointRecord
-from tfdist_ext.checkpoint.save_job import SHARED, arrays_prefix, decode_python, python_file
+from tfdist_ext.checkpoint.save_part import SHARED, arrays_prefix, decode_python, python_file, text_of
 
 _CHUNK_BYTES = 64 << 20
 
@@ -65,6 +65,7 @@ class Restoring:
         self._problems: list[str] = []
         self._has_vanished = False
         self._received: Any = None
+        self._failure: Exception | None = None
 
     def run(self, step: int | None = None) -> Restored | None:
         """Restores the newest checkpoint that is intact for all workers; None if there is none at all.
@@ -82,6 +83,8 @@ class Restoring:
             answers = self._gather({"problem": problem, "mismatch": mismatch}, f"restored step {record.step}")
             for name, answer in zip(self._participants.task_names, answers, strict=True):
                 if answer["mismatch"] is not None:
+                    if self._failure is not None:
+                        raise self._failure
                     raise errors.CheckpointMismatchError(f"{name}: {answer['mismatch']}")
             problems = [
                 f"{name}: {answer['problem']}"
@@ -106,8 +109,8 @@ class Restoring:
             problem = None
             try:
                 record = next(own, None)
-            except errors.CheckpointError as error:
-                record, problem = None, str(error)
+            except Exception as error:  # noqa: BLE001 - raised on all workers
+                record, problem = None, text_of(error)
             proposal = (
                 None if record is None else {"name": os.path.basename(record.path), "step": record.step}
             )
@@ -186,6 +189,9 @@ class Restoring:
             return None, None, str(error)
         except (tf.errors.OpError, OSError, ValueError, KeyError) as error:
             return None, f"{record.path} cannot be read: {getattr(error, 'message', None) or error}", None
+        except Exception as error:  # noqa: BLE001 - raised when the others know
+            self._failure = error
+            return None, None, text_of(error)
 
     def _restored(self, record: CheckpointRecord) -> Restored:
         state, index = self._state, self._participants.index
