@@ -143,6 +143,7 @@ def _keras_kinds(callback: Any) -> list[type]:
 def _class_with_setting(callback: Any, name: str) -> str | None:
     """Returns the class of Keras whose constructor takes an attribute as an argument."""
     for kind in _keras_kinds(callback):
-        if "__init__" in vars(kind) and name in inspect.signature(kind.__init__).parameters:
+        constructor = vars(kind).get("__init__")
+        if constructor is not None and name in inspect.signature(constructor).parameters:
             return kind.__name__
     return None

@@ -74,6 +74,13 @@ class EpochReading:
         epochs.first_step = first = self.step
         if self.position.is_to_resume_within:
             self._resume_within(epochs, first)
+        try:
+            yield from self._steps(epochs, first, original)
+        finally:
+            if self._executions.is_open:
+                self.position.note_end()
+
+    def _steps(self, epochs, first: int, original):
         for begin, end, iterator in original(epochs):
             if end < first:
                 continue

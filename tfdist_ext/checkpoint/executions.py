@@ -20,6 +20,11 @@ class Executions:
         # A step may apply several updates.
         self._updates_per_step: int | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """True from the begin of an execution to its end: where the data have ended it has none."""
+        return self._asked > 0
+
     def begin(self, num_steps: int, left: int | None) -> None:
         """Notes an execution that is about to run.
 

@@ -15,8 +15,10 @@ import itertools
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfdist_ext import compat, errors
+from tfdist_ext.checkpoint.pass_order import Skipping, skipping
 
 REPLAY, ITERATOR = "replay", "iterator"
 
@@ -57,6 +59,8 @@ class InputPosition:
         self._iterator: Any = None
         self._resume: tuple[dict[str, Any], bool, Any] | None = None
         self._at_opening: dict[str, Any] = {}
+        # Of each pass that was opened: batches that were asked for, the end of the data counted as one.
+        self._asked: list[int] = []
         self._variables = _captured_variables(dataset)
 
     # --- what is saved ---------------------------------------------------------------------------------------------
@@ -67,6 +71,7 @@ class InputPosition:
             "how": self.how,
             "num_opened": self.num_opened,
             "num_batches": self.num_batches,
+            "asked": list(self._asked),
             "leases": None if leases is None else leases(),
             "variables_at_opening": self._at_opening,
             "variables": self._values(),
@@ -109,21 +114,58 @@ class InputPosition:
         if self._resume is not None:
             state, within, restore_iterator = self._resume
             self._resume = None
+            # The state of an iterator at its end says nothing of the next pass: that one is found by replay.
+            ended = within and state["how"] == ITERATOR and self._is_whole(state["num_batches"])
+            self._skip_passes(dataset, state, state["num_opened"] - (within and not ended))
             self._assign(state["variables"])
-            while self.num_opened < state["num_opened"] - within:
-                iter(dataset)  # A dataset that reshuffles draws the order of a pass when it is opened.
-                self.num_opened += 1
+            if ended:
+                self._at_opening, self.num_batches = state["variables_at_opening"], state["num_batches"]
+                return iter(())
             if within:
                 return self._open_within(dataset, state, restore_iterator)
         self._at_opening = self._values()
         self.num_opened += 1
+        self._asked.append(0)
         self.num_batches = 0
         self._iterator = iter(dataset)
         return self._iterator
 
+    def _skip_passes(self, dataset, state: dict[str, Any], until: int) -> None:
+        """Opens passes that were read before, and reads of them what the order of later ones depends on."""
+        how, step = skipping(self.plain)
+        asked = state.get("asked") or []
+        if how == Skipping.READ and self.num_opened < until:
+            logging.warning(
+                "Reading over the %d passes before: the order of the next one depends on how far they were read (%s).",
+                until - self.num_opened,
+                step,
+            )
+        while self.num_opened < until:
+            # A dataset that reshuffles draws the order of a pass when it is opened.
+            iterator = iter(dataset)
+            number = asked[self.num_opened] if self.num_opened < len(asked) else 0
+            wanted = {Skipping.OPENED: 0, Skipping.BEGUN: min(1, number), Skipping.READ: number}[how]
+            if hasattr(iterator, "leases_state"):
+                wanted = 0  # Workers of parameter servers open each pass anew, by its number.
+            for _ in itertools.islice(iterator, wanted):
+                pass
+            self._asked.append(number)
+            self.num_opened += 1
+
+    def _is_whole(self, num_batches: int) -> bool:
+        """Whether so many batches are a whole pass: the state of an iterator at its end says nothing of the next."""
+        return isinstance(self.plain, tf.data.Dataset) and int(self.plain.cardinality()) == num_batches
+
     def take(self, num_batches: int = 1) -> None:
         """Counts batches that a loop takes."""
         self.num_batches += num_batches
+        if self._asked:  # None is open where `fit` was given other data.
+            self._asked[-1] += num_batches
+
+    def note_end(self) -> None:
+        """Notes that a loop has asked for one batch more than there were."""
+        if self._asked:
+            self._asked[-1] += 1
 
     def observed(self, iterator, num_batches: int):
         """Tells the observers of the next batches; returns what yields them. Workers' batches never come here."""
@@ -138,6 +180,7 @@ class InputPosition:
     def count_opening(self) -> None:
         """Counts an iterator that somebody else opened on the dataset."""
         self.num_opened += 1
+        self._asked.append(0)
 
     def _open_within(self, dataset, state: dict[str, Any], restore_iterator):
         """Opens the pass that was being read, where it was."""
@@ -146,6 +189,7 @@ class InputPosition:
             self._assign(state["variables_at_opening"])
         self._at_opening = state["variables_at_opening"]
         self.num_opened, self.num_batches = state["num_opened"], state["num_batches"]
+        self._asked.append(self.num_batches)
         self._iterator = iterator = iter(dataset)
         leases = state["leases"]
         if hasattr(iterator, "go_to"):
@@ -195,7 +239,11 @@ class CountingIterator:
         return self
 
     def __next__(self):
-        batch = next(self._iterator)
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._position.note_end()
+            raise
         self._position.take()
         for observer in self._position.observers:
             observer(batch)

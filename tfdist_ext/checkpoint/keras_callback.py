@@ -86,7 +86,8 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def _put_back(self, restored: Restored) -> list[str]:
         held, self._held = self._held, None
-        held.put_back()
+        if held is not None:
+            held.put_back()
         if restored.python["fit"] == self._manager.state.fit:
             return self._manager.state.callbacks.load(restored.python["callbacks"] or {})
         return []

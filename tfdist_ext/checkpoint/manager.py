@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from absl import logging
 
@@ -95,7 +96,7 @@ class TrainingCheckpointManager:
         self._writer = BackgroundWriter()
         self._pace = Pace(time.monotonic())
         self._decision = SaveDecision(self.save_policy, self._pace, self._participants)
-        self._joined: joining.Joined | None = None
+        self._joined: Any = None  # `joining.Joined`, once all workers have come.
         self._num_attempts = 0
         self._restored: Restored | None = None
 

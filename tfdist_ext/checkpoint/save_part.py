@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist_ext.checkpoint import plain_data
 from tfdist_ext.checkpoint.tensors import Snapshot, VariableList
-from tfdist_ext.errors import TfdistError
+from tfdist_ext.errors import CheckpointIncompleteError, TfdistError
 
 SHARED = "state"
 
@@ -63,7 +63,7 @@ def own_part(state, index: int) -> Part:
 
     Raises:
         TypeError: Something of the Python state cannot be written.
-        ValueError: The state of the iterator cannot be saved.
+        CheckpointIncompleteError: The state of the iterator cannot be saved.
     """
     python = {**state.python_state(), "paths": state.variables().paths(), "worker": index}
     own = dict(getattr(state.strategy.extended, "compression_residuals", None) or {})
@@ -105,14 +105,14 @@ def iterator_snapshot(iterator) -> Snapshot | None:
     """Reads the state of a `tf.data` iterator; None for None.
 
     Raises:
-        ValueError: A step of its pipeline has state that cannot be saved, such as a Python function.
+        CheckpointIncompleteError: A step of its pipeline has state that cannot be saved, such as a Python function.
     """
     if iterator is None:
         return None
     try:
         return VariableList(tf.train.Checkpoint(iterator=iterator)).snapshot()
     except tf.errors.OpError as error:
-        raise ValueError(
+        raise CheckpointIncompleteError(
             f"The state of the tf.data iterator cannot be saved: {error.message.splitlines()[0]} Pass "
             'input_position="replay" to TrainingState; the order of the data must then be the same each time.'
         ) from error

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist_ext import compat, errors
 from tfdist_ext.checkpoint import object_graph, participants, plain_data, random_streams
 from tfdist_ext.checkpoint.callback_states import Baselines, CallbackStates
+from tfdist_ext.checkpoint.input_piece import input_piece
 from tfdist_ext.checkpoint.input_position import REPLAY, InputPosition
 from tfdist_ext.checkpoint.manifest import Piece
 from tfdist_ext.checkpoint.tensors import VariableList
@@ -280,7 +281,7 @@ class TrainingState:
             for name in sorted([*self._trackables, *self._variable_owners])
         ]
         pieces += self._objects_pieces()
-        pieces.append(self._input_piece())
+        pieces.append(input_piece(self.position))
         operations = random_streams.stateful_operations(getattr(self.model, "train_function", None))
         pieces += [
             Piece(
@@ -334,27 +335,6 @@ class TrainingState:
             except TypeError as error:
                 pieces.append(Piece(name=name, captured=False, reason=f"in its state_dict(), {error}"))
         return pieces
-
-    def _input_piece(self) -> Piece:
-        if self.position is None:
-            return Piece(
-                name="input", captured=False, reason="no dataset was given; pass dataset= to TrainingState"
-            )
-        how = {
-            REPLAY: "replay: the passes that were opened and the batches that were read",
-            "iterator": "the state of the tf.data iterator",
-        }
-        plain = self.position.plain
-        replays = self.position.how == REPLAY and isinstance(plain, tf.data.Dataset)
-        unseeded = compat.unseeded_steps(plain) if replays else []
-        if unseeded:
-            return Piece(
-                name="input",
-                captured=False,
-                reason=f"{unseeded[0]} draws other numbers in every process; give it a seed, or call "
-                "keras.utils.set_random_seed(...) before the dataset is made",
-            )
-        return Piece(name="input", captured=True, reason=how[self.position.how])
 
 
 def _owns_variables(value: Any) -> bool:
