@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import inspect
 import os
 import random
 import re
@@ -34,7 +35,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.checkpoint import graph_view, save_util, tensor_callable
-from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import dataset_ops, interleave_op
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     collective_util,
@@ -197,6 +198,20 @@ def is_unseeded_random(node_def) -> bool:
     )
 
 
+# Where a dataset that a function makes has its two seeds among its inputs.
+_SEED_INPUTS = {
+    "ShuffleDatasetV3": 2,
+    "ShuffleAndRepeatDatasetV2": 2,
+    "RandomDataset": 0,
+    "RandomDatasetV2": 0,
+}
+
+
+def _is_unseeded_dataset(op) -> bool:
+    first = _SEED_INPUTS.get(op.type)
+    return first is not None and all(tf.get_static_value(seed) == 0 for seed in op.inputs[first : first + 2])
+
+
 def unseeded_steps(dataset) -> list[str]:
     """Returns the types of the steps of a pipeline that draw random numbers without a seed."""
 
@@ -205,9 +220,65 @@ def unseeded_steps(dataset) -> list[str]:
         if seed is not None and int(seed) == 0 and int(getattr(node, "_seed2", 0)) == 0:
             return True
         graphs = [function.graph for function in dataset_functions(node)]
-        return any(is_unseeded_random(op.node_def) for graph in graphs for op in graph.get_operations())
+        operations = [op for graph in graphs for op in graph.get_operations()]
+        return any(is_unseeded_random(op.node_def) or _is_unseeded_dataset(op) for op in operations)
 
     return [dataset_type_name(node) for node in dataset_nodes(dataset) if draws(node)]
+
+
+def steps_with_readers(dataset) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Yields each step of a pipeline with the types of the steps that it is read by, once for each way to it."""
+    pending: list[tuple[Any, tuple[str, ...]]] = [(dataset, ())]
+    while pending:
+        node, readers = pending.pop()
+        yield node, readers
+        pending += [(source, (*readers, dataset_type_name(node))) for source in dataset_inputs(node)]
+
+
+def differs_by_pass(node) -> bool:
+    """Whether a step by itself does something else each time its dataset is opened."""
+    if getattr(node, "_rerandomize", None):
+        return True
+    return getattr(node, "_seed", None) is not None and bool(
+        getattr(node, "_reshuffle_each_iteration", False)
+    )
+
+
+def captures_datasets(node) -> bool:
+    """Whether functions of a step refer to whole datasets, which nobody sees among its inputs."""
+    return any(
+        tensor.dtype == tf.variant
+        for function in dataset_functions(node)
+        for tensor in function.graph.external_captures
+    )
+
+
+def _remember_order_of_interleave() -> None:
+    """Has a parallel interleave keep its `deterministic`, as a parallel map does."""
+    kind = interleave_op._ParallelInterleaveDataset
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def initialize(self, *args, **kwargs):
+        value = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("deterministic")
+        self._deterministic = "default" if value is None else str(bool(value)).lower()
+        original(self, *args, **kwargs)
+
+    kind.__init__ = initialize
+
+
+_remember_order_of_interleave()
+
+
+def unordered_steps(dataset) -> list[str]:
+    """Returns the types of the steps that may give their elements in any order."""
+    unordered = dataset.options().deterministic is False
+    return [
+        dataset_type_name(node)
+        for node in dataset_nodes(dataset)
+        if getattr(node, "_deterministic", None) == "false"
+        or (unordered and getattr(node, "_deterministic", None) == "default")
+    ]
 
 
 _STATEFUL_RANDOM = frozenset(
@@ -738,16 +809,27 @@ def set_first_epoch(model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
-def call_after_callbacks(event: str, method: str) -> None:
-    """Has Keras call `callback.<method>(all callbacks, *arguments)` once every callback has had its `event`."""
+def call_around_callbacks(event: str, *, before: str | None = None, after: str) -> None:
+    """Has Keras call two methods of callbacks, where they have them, with `(all callbacks, *arguments)`.
+
+    Args:
+        event: A method of `CallbackList`.
+        before: Called before any callback has had its `event`.
+        after: Called once every callback has had it.
+    """
     original = getattr(keras.callbacks.CallbackList, event)
 
-    @functools.wraps(original)
-    def call_all(self, *args, **kwargs):
-        original(self, *args, **kwargs)
+    def call(self, method, args):
         for callback in self.callbacks:
             if hasattr(callback, method):
                 getattr(callback, method)(list(self.callbacks), *args)
+
+    @functools.wraps(original)
+    def call_all(self, *args, **kwargs):
+        if before is not None:
+            call(self, before, args)
+        original(self, *args, **kwargs)
+        call(self, after, args)
 
     setattr(keras.callbacks.CallbackList, event, call_all)
 

@@ -42,12 +42,13 @@ def test_a_directory_that_is_not_there_holds_nothing_and_is_not_made(directory):
     assert not os.path.exists(directory.path)
 
 
-def test_records_are_in_the_order_of_the_steps(directory):
+def test_records_are_in_the_order_of_the_steps_and_the_newest_is_the_last_commit(directory):
     for step in (1000, 20, 12_345_678_901, 300):
         save(directory, step)
     steps = [record.step for record in directory.records()]
     assert steps == [20, 300, 1000, 12_345_678_901]
-    assert [record.step for record in directory.newest_first()] == steps[::-1]
+    # New is what was committed last.
+    assert [record.step for record in directory.newest_first()] == [300, 12_345_678_901, 20, 1000]
 
 
 def test_what_is_not_ours_is_not_a_checkpoint(directory):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from absl import logging
@@ -19,12 +21,30 @@ _SAY_WAITING_AFTER_SECONDS = 5.0
 _NICENESS = 15
 
 
+# Errors of jobs that no call has raised yet.
+_unheard: list[BaseException] = []
+
+
+@atexit.register
+def _end_with_unheard_errors() -> None:
+    """Ends the process with code 1; Python has waited for threads before, and sets no code for what this raises."""
+    if _unheard:
+        for error in _unheard:
+            sys.stderr.write("".join(traceback.format_exception(error)))
+        sys.stderr.write(
+            "The last checkpoint was not saved, and the program ended without asking: exit code 1.\n"
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
 class BackgroundWriter:
     """Runs one job at a time behind the caller's back.
 
     A job begins when the one before it has ended, and the caller waits for that: what waits to be written is in memory,
     and there is never more of it than one save. The error of a job is raised by the next call. The interpreter
-    does not exit before the last job has ended.
+    does not exit before the last job has ended, and then with code 1 if no call was left to raise its error.
     """
 
     def __init__(self):
@@ -81,6 +101,7 @@ class BackgroundWriter:
         """Raises what a job raised, once."""
         error, self._error = self._error, None
         if error is not None:
+            _unheard.remove(error)
             raise error
 
     def _run(self, job: Callable[[], None], gives_way: bool) -> None:
@@ -90,6 +111,7 @@ class BackgroundWriter:
             job()
         except BaseException as error:  # noqa: BLE001 - raised again by the next call
             self._error = error
+            _unheard.append(error)
             logging.error("A checkpoint could not be saved: %s", error)
 
 

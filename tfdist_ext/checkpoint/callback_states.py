@@ -1,29 +1,32 @@
 """What do a `fit`'s callbacks remember, and how do they get it back?
 
-A callback with `state_dict` and `load_state_dict` says so itself. Of the others, the attributes that have changed since
-`fit` began are their state, and those that have not are settings, which the program that resumes gives anew.
+A callback with `state_dict` and `load_state_dict` says so itself. Of the others, the attributes that have changed
+since before the `on_train_begin` of their first `fit` are their state, and those that have not are settings, which the
+program that resumes gives anew. What its `on_train_begin` and `on_epoch_begin` have changed by then counts for nothing:
+it may come of what was restored.
 """
 
 from __future__ import annotations
 
-import enum
-import functools
-import logging
-import pathlib
-import re
-import types
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-import numpy as np
-import tensorflow as tf
-
 from tfdist_ext.checkpoint import plain_data
+from tfdist_ext.checkpoint.callback_attributes import (
+    VARIABLES,
+    is_always_state,
+    is_of_keras,
+    is_of_model,
+    is_path,
+    is_reference,
+    of_others,
+    why_no_state,
+    without_sign,
+)
 from tfdist_ext.checkpoint.manifest import Piece
 
-# What Keras sets on every callback, and what says how one fit is shown.
-_NOT_STATE = frozenset({"model", "_model", "params", "validation_data"})
+# They say how one fit is shown.
 _SHOWS_ONLY = (
     "ProgbarLogger",
     "RemoteMonitor",
@@ -32,65 +35,65 @@ _SHOWS_ONLY = (
     "LambdaCallback",
     "CSVLogger",
 )
-# What has variables, which the model may own or not.
-_OWNERS = (keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)
-_VARIABLES = (keras.Variable, tf.Variable)
-# What a callback refers to and does not own, and what does not change: nothing of it is lost.
-_REFERENCES = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.ModuleType,
-    type,
-    functools.partial,
-    np.ufunc,
-    enum.Enum,
-    pathlib.PurePath,
-    re.Pattern,
-    logging.Logger,
-    keras.callbacks.Callback,
-    keras.callbacks.CallbackList,
-    keras.losses.Loss,
-    tf.data.Dataset,
-    tf.distribute.Strategy,
-)
-# Changed by the first `on_train_begin` of these, before the states are compared.
-_ALWAYS = {
-    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
-    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
-    "ModelCheckpoint": (
-        "best",
-        "epochs_since_last_save",
-        "_last_batch_seen",
-        "_batches_seen_since_last_saving",
-    ),
-    "History": ("epoch", "history"),
-}
+
+
+@dataclasses.dataclass
+class Attributes:
+    """The attributes of a callback at one moment.
+
+    Attributes:
+        texts: Those that can be written, as text.
+        references: Those that the callback only refers to.
+        unwritable: Names of those that hold state and cannot be written.
+    """
+
+    texts: dict[str, bytes]
+    references: dict[str, Any]
+    unwritable: list[str]
+
+
+# Of each callback that a program uses, what it was before its first `fit`; it is held, so that its `id` stays its own.
+Baselines = dict[int, tuple[Any, Attributes]]
 
 
 class CallbackStates:
     """The state of the callbacks of one `fit`.
 
     Args:
-        callbacks: All of its callbacks, in order, after `on_train_begin`.
+        callbacks: All of its callbacks, in order, before `on_train_begin`.
         own: Those that need no saving: ours.
+        baselines: Of the callbacks of earlier fits; those of this one are added.
     """
 
-    def __init__(self, callbacks: Sequence[Any], own: Sequence[Any] = ()):
+    def __init__(self, callbacks: Sequence[Any], own: Sequence[Any] = (), baselines: Baselines | None = None):
         kept = [callback for callback in callbacks if callback not in own and not _shows_only(callback)]
         self._callbacks = dict(zip(_names(kept), kept, strict=True))
-        self._first = {name: _encoded(callback)[0] for name, callback in self._callbacks.items()}
+        baselines = {} if baselines is None else baselines
+        for callback in kept:
+            baselines.setdefault(id(callback), (callback, _attributes(callback)))
+        self._first = {name: baselines[id(callback)][1] for name, callback in self._callbacks.items()}
+        self._begun = self._first
+
+    def begun(self) -> None:
+        """Notes what the callbacks are after all `on_train_begin`."""
+        self._begun = {name: _attributes(callback) for name, callback in self._callbacks.items()}
 
     def state(self) -> dict[str, Any]:
         """Returns the state by name of the callback, as plain data."""
         return {name: self._state_of(name) for name in self._callbacks}
 
     def pieces(self) -> list[Piece]:
-        """Says of each callback whether it can be saved."""
+        """Says of each callback whether it can be saved as it is now."""
         return [self._piece(name, callback) for name, callback in self._callbacks.items()]
 
     def load(self, state: dict[str, Any]) -> list[str]:
-        """Gives the callbacks their state back; returns the names that only one side has."""
+        """Gives the callbacks their state back.
+
+        Returns:
+            Sentences about what was not: callbacks that the program lacks, and attributes that no checkpoint may set.
+        """
+        unknown = sorted(name for name in set(state) - set(self._callbacks) if state[name]["state"])
+        notes = [f"callback {name} is only in the checkpoint" for name in unknown]
         for name, callback in self._callbacks.items():
             own = state.get(name)
             if own is None:
@@ -98,41 +101,95 @@ class CallbackStates:
             if own["kind"] == "state_dict":
                 callback.load_state_dict(own["state"])
                 continue
-            for attribute, value in own["state"].items():
-                setattr(callback, attribute, value)
-        return sorted(set(state) ^ set(self._callbacks))
+            notes += _set(callback, own["state"])
+            if own["kind"] == "changed":
+                _set(callback, self._unchanged(name, own["state"]))
+        return notes
+
+    def _unchanged(self, name: str, saved: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the run that was saved had left as it was, and something has changed here meanwhile."""
+        callback = self._callbacks[name]
+        first, now = self._first[name].texts, _attributes(callback).texts
+        return {
+            attribute: plain_data.loads(first[attribute])
+            for attribute, text in now.items()
+            if attribute not in saved
+            and attribute in first
+            and first[attribute] != text
+            and not is_path(getattr(callback, attribute))
+        }
+
+    def _changed(self, name: str, now: Attributes) -> list[str]:
+        """Returns the attributes that are not as before the first `fit`."""
+        callback, first = self._callbacks[name], self._first[name].texts
+        return [
+            attribute
+            for attribute, text in now.texts.items()
+            if is_always_state(callback, attribute) or text != first.get(attribute)
+        ]
 
     def _state_of(self, name: str) -> dict[str, Any]:
         callback = self._callbacks[name]
         if hasattr(callback, "state_dict"):
             return {"kind": "state_dict", "state": callback.state_dict()}
-        now, first = _encoded(callback)[0], self._first[name]
-        always = _attributes_always_saved(callback)
+        changed = self._changed(name, _attributes(callback))
+        values = {attribute: getattr(callback, attribute) for attribute in changed}
         return {
-            "kind": "attributes",
+            "kind": "changed",
             "state": {
-                attribute: getattr(callback, attribute)
-                for attribute, text in now.items()
-                if attribute in always or text != first.get(attribute)
+                attribute: value
+                for attribute, value in values.items()
+                if why_no_state(callback, attribute, value) is None
             },
         }
 
     def _piece(self, name: str, callback: Any) -> Piece:
+        piece = f"callbacks/{name}"
         if hasattr(callback, "state_dict"):
-            return Piece(name=f"callbacks/{name}", captured=True, reason="its state_dict()")
-        unwritable = _encoded(callback)[1]
-        if unwritable:
+            return Piece(name=piece, captured=True, reason="its state_dict()")
+        reasons = self._not_captured(name, callback)
+        if reasons:
             return Piece(
-                name=f"callbacks/{name}",
+                name=piece,
                 captured=False,
-                reason=f"{', '.join(unwritable)} cannot be written as plain data; give it state_dict and "
-                "load_state_dict",
+                reason=f"{'; '.join(reasons)}; give it state_dict and load_state_dict",
             )
-        return Piece(name=f"callbacks/{name}", captured=True, reason="the attributes that `fit` changed")
+        return Piece(name=piece, captured=True, reason="the attributes that `fit` changed")
+
+    def _not_captured(self, name: str, callback: Any) -> list[str]:
+        now, begun = _attributes(callback), self._begun[name]
+        reasons = []
+        if now.unwritable:
+            unwritable = ", ".join(f"`{attribute}`" for attribute in now.unwritable)
+            reasons.append(f"{unwritable} cannot be written as plain data")
+        if not is_of_keras(callback):
+            reasons += [
+                f"`{attribute}` became a {type(value).__name__} while training, which cannot be written as plain data"
+                for attribute, value in now.references.items()
+                if attribute in begun.texts or begun.references.get(attribute, value) is not value
+            ]
+        for attribute in self._changed(name, now):
+            why = why_no_state(callback, attribute, getattr(callback, attribute))
+            # What `on_train_begin` sets, and nothing since, is set again by that of the run that resumes.
+            if why is not None and now.texts[attribute] != begun.texts.get(attribute):
+                reasons.append(f"`{attribute}` {why}, and was changed while training")
+        return reasons
+
+
+def _set(callback: Any, values: dict[str, Any]) -> list[str]:
+    """Sets the attributes that may be state; returns sentences about the others."""
+    notes = []
+    for attribute, value in values.items():
+        why = why_no_state(callback, attribute, value)
+        if why is None:
+            setattr(callback, attribute, value)
+        elif attribute != "min_delta":  # Saved by an earlier version, with a sign of no meaning.
+            notes.append(f"`{attribute}` of {type(callback).__name__} {why}, and stays as the program has it")
+    return notes
 
 
 def _shows_only(callback: Any) -> bool:
-    return type(callback).__name__ in _SHOWS_ONLY and type(callback).__module__.startswith("keras")
+    return type(callback).__name__ in _SHOWS_ONLY and is_of_keras(callback)
 
 
 def _names(callbacks: Sequence[Any]) -> list[str]:
@@ -143,45 +200,22 @@ def _names(callbacks: Sequence[Any]) -> list[str]:
     ]
 
 
-def _attributes_always_saved(callback: Any) -> tuple[str, ...]:
-    for kind in type(callback).__mro__:
-        if kind.__module__.startswith("keras") and kind.__name__ in _ALWAYS:
-            return _ALWAYS[kind.__name__]
-    return ()
-
-
-def _encoded(callback: Any) -> tuple[dict[str, bytes], list[str]]:
-    """Returns the attributes of a callback as text, and the names of those that hold state and cannot be."""
-    texts, unwritable = {}, []
+def _attributes(callback: Any) -> Attributes:
+    found = Attributes({}, {}, [])
     for name, value in vars(callback).items():
-        if name in _NOT_STATE or _is_reference(value) or _is_of_model(value, callback.model):
+        if of_others(callback, name):
+            continue
+        if is_reference(value):
+            found.references[name] = value
+            continue
+        if is_of_model(value, callback.model):
             continue
         try:
-            if isinstance(value, _VARIABLES):
+            if isinstance(value, VARIABLES):
                 raise TypeError("Its value could be written, but an array would come back.")
-            texts[name] = plain_data.dumps(value, name)
+            found.texts[name] = plain_data.dumps(without_sign(callback, name, value), name)
         except TypeError:
             # What else Keras' own callbacks hold is known, and none of it is state.
-            if isinstance(value, (list, dict, set, tuple)) or not _is_of_keras(callback):
-                unwritable.append(f"`{name}`")
-    return texts, unwritable
-
-
-def _is_reference(value: Any) -> bool:
-    # The manager and the state are named by their module: they import this one.
-    own = type(value).__module__.startswith("tfdist_ext.")
-    return own or isinstance(value, _REFERENCES)
-
-
-def _is_of_model(value: Any, model: Any) -> bool:
-    """Whether a variable, or all variables of a layer, a model, a metric or an optimizer, are saved with the model."""
-    if not isinstance(value, _OWNERS + _VARIABLES):
-        return False
-    variables = value.variables if isinstance(value, _OWNERS) else [value]
-    owned = [*model.variables, *model.metrics_variables, *getattr(model.optimizer, "variables", ())]
-    ids = {id(one) for variable in owned for one in (variable, variable.value)}
-    return all(id(variable) in ids for variable in variables)
-
-
-def _is_of_keras(callback: Any) -> bool:
-    return type(callback).__module__.split(".")[0] == "keras"
+            if isinstance(value, (list, dict, set, tuple)) or not is_of_keras(callback):
+                found.unwritable.append(name)
+    return found

@@ -23,8 +23,9 @@ from tfdist_ext.checkpoint.layout import (
     new_attempt,
     parse_name,
     read_record,
+    set_folder_aside,
 )
-from tfdist_ext.checkpoint.manifest import CRC32C_PER_TENSOR, CheckpointRecord, FileRecord
+from tfdist_ext.checkpoint.manifest import CRC32C_PER_TENSOR, CheckpointRecord, FileRecord, newest_first
 from tfdist_ext.errors import CheckpointError
 
 _MOST_LOOKS = 10
@@ -90,8 +91,8 @@ class CheckpointDirectory:
         """Lists the committed checkpoints.
 
         Returns:
-            One record each, the oldest first: by step, and by date where one step was saved twice. What has no readable
-            manifest is listed with its problem. What vanishes while this looks is left out.
+            One record each, by step, and by date where one step was saved twice. What has no readable manifest is
+            listed with its problem. What vanishes while this looks is left out.
 
         Raises:
             CheckpointError: If the path is no directory, or may not be read. A missing one holds no checkpoints.
@@ -109,9 +110,12 @@ class CheckpointDirectory:
         """Lists the committed checkpoints in the order in which to try to restore them.
 
         Returns:
-            `records()`, the newest first.
+            `records()`, the one that was committed last first, whatever its step: training may have gone back to an
+            older one. What has no readable date may be the newest; it comes before all, so that somebody hears of it.
         """
-        return self.records()[::-1]
+        records = self.records()
+        unreadable = [record for record in records if record.manifest is None]
+        return [*unreadable[::-1], *newest_first(records)]
 
     def check(self, record: CheckpointRecord, *, deep: bool = False) -> str | None:
         """Compares the files of a checkpoint with its manifest.
@@ -147,6 +151,20 @@ class CheckpointDirectory:
         """
         try:
             delete_folder(self._file_system, self.path, os.path.basename(record.path))
+        except OSError as error:
+            raise explain(error, self.path) from error
+
+    def set_aside(self, record: CheckpointRecord) -> None:
+        """Gives a checkpoint a name that no reader takes for one.
+
+        Args:
+            record: The checkpoint.
+
+        Raises:
+            CheckpointError: If it cannot be renamed.
+        """
+        try:
+            set_folder_aside(self._file_system, self.path, os.path.basename(record.path))
         except OSError as error:
             raise explain(error, self.path) from error
 

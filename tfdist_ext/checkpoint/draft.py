@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from absl import logging
 
 from tfdist_ext.checkpoint.file_system import FileSystem, explain, remove_tree
-from tfdist_ext.checkpoint.layout import COMMITTED, DRAFT, delete_folder, folder_name, parse_name, read_record
+from tfdist_ext.checkpoint.layout import COMMITTED, DRAFT, delete_folder, folder_name, read_record
 from tfdist_ext.checkpoint.manifest import (
     CRC32C_PER_TENSOR,
     FILE_NAME,
@@ -109,7 +109,7 @@ class Draft:
             manifest: Of this step and attempt, with the files of all tasks.
 
         Returns:
-            The record. Its manifest has a later date than others of the same step, whatever the clock says.
+            The record. Its manifest has a later date than all others in the directory, whatever the clock says.
 
         Raises:
             ValueError: If the manifest is of another step or attempt.
@@ -122,8 +122,8 @@ class Draft:
             )
         target = os.path.join(self._directory, folder_name(COMMITTED, self.step, self.attempt))
         with self.explained():
-            older = self._others_of_this_step()
-            manifest = _dated_after(manifest, older)
+            others = self._others()
+            manifest = _dated_after(manifest, others)
             self._require_files(manifest.files)
             # This order is the protocol. The files of all tasks are durable since they were sealed; now the manifest,
             # then its name. Only then the folder gets the name by which readers know it, in one atomic act: the commit.
@@ -133,8 +133,9 @@ class Draft:
             self._file_system.replace(self.folder, target)
             self._file_system.fsync_folder(self._directory)
         # Only now that the new one is durable.
-        for record in older:
-            self._delete(record)
+        for record in others:
+            if record.step == self.step:
+                self._delete(record)
         return CheckpointRecord(step=self.step, path=target, attempt=self.attempt, manifest=manifest)
 
     @contextlib.contextmanager
@@ -162,10 +163,9 @@ class Draft:
         except OSError as error:
             logging.warning("%s could not be removed: %s. It is never read; delete it.", self.folder, error)
 
-    def _others_of_this_step(self) -> list[CheckpointRecord]:
+    def _others(self) -> list[CheckpointRecord]:
         names = self._file_system.list_folder(self._directory)
-        same_step = [name for name in names if (parse_name(name) or ("", -1))[:2] == (COMMITTED, self.step)]
-        records = [read_record(self._file_system, self._directory, name) for name in same_step]
+        records = [read_record(self._file_system, self._directory, name) for name in names]
         return [record for record in records if record is not None and record.manifest is not None]
 
     def _require_files(self, files: Sequence[FileRecord]) -> None:
@@ -209,9 +209,9 @@ def checksum_of_file(path: str) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _dated_after(manifest: Manifest, older: Sequence[CheckpointRecord]) -> Manifest:
-    """Clocks may go back; the date of what replaces another must not."""
-    dates = [record.manifest.created_unix_seconds + 1e-3 for record in older if record.manifest is not None]
+def _dated_after(manifest: Manifest, others: Sequence[CheckpointRecord]) -> Manifest:
+    """Clocks may go back; the date of what is committed later must not."""
+    dates = [record.manifest.created_unix_seconds + 1e-3 for record in others if record.manifest is not None]
     return dataclasses.replace(manifest, created_unix_seconds=max([manifest.created_unix_seconds, *dates]))
 
 

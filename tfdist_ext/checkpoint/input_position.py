@@ -15,8 +15,10 @@ import itertools
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfdist_ext import compat, errors
+from tfdist_ext.checkpoint.pass_order import Skipping, skipping
 
 REPLAY, ITERATOR = "replay", "iterator"
 
@@ -53,10 +55,12 @@ class InputPosition:
         self.num_opened = 0
         self.num_batches = 0
         self.observers: list[Any] = []
-        self.reading: EpochReading | None = None
+        self.reading: Any = None
         self._iterator: Any = None
         self._resume: tuple[dict[str, Any], bool, Any] | None = None
         self._at_opening: dict[str, Any] = {}
+        # Of each pass that was opened: batches that were asked for, the end of the data counted as one.
+        self._asked: list[int] = []
         self._variables = _captured_variables(dataset)
 
     # --- what is saved ---------------------------------------------------------------------------------------------
@@ -67,6 +71,7 @@ class InputPosition:
             "how": self.how,
             "num_opened": self.num_opened,
             "num_batches": self.num_batches,
+            "asked": list(self._asked),
             "leases": None if leases is None else leases(),
             "variables_at_opening": self._at_opening,
             "variables": self._values(),
@@ -109,21 +114,58 @@ class InputPosition:
         if self._resume is not None:
             state, within, restore_iterator = self._resume
             self._resume = None
+            # The state of an iterator at its end says nothing of the next pass: that one is found by replay.
+            ended = within and state["how"] == ITERATOR and self._is_whole(state["num_batches"])
+            self._skip_passes(dataset, state, state["num_opened"] - (within and not ended))
             self._assign(state["variables"])
-            while self.num_opened < state["num_opened"] - within:
-                iter(dataset)  # A dataset that reshuffles draws the order of a pass when it is opened.
-                self.num_opened += 1
+            if ended:
+                self._at_opening, self.num_batches = state["variables_at_opening"], state["num_batches"]
+                return iter(())
             if within:
                 return self._open_within(dataset, state, restore_iterator)
         self._at_opening = self._values()
         self.num_opened += 1
+        self._asked.append(0)
         self.num_batches = 0
         self._iterator = iter(dataset)
         return self._iterator
 
+    def _skip_passes(self, dataset, state: dict[str, Any], until: int) -> None:
+        """Opens passes that were read before, and reads of them what the order of later ones depends on."""
+        how, step = skipping(self.plain)
+        asked = state.get("asked") or []
+        if how == Skipping.READ and self.num_opened < until:
+            logging.warning(
+                "Reading over the %d passes before: the order of the next one depends on how far they were read (%s).",
+                until - self.num_opened,
+                step,
+            )
+        while self.num_opened < until:
+            # A dataset that reshuffles draws the order of a pass when it is opened.
+            iterator = iter(dataset)
+            number = asked[self.num_opened] if self.num_opened < len(asked) else 0
+            wanted = {Skipping.OPENED: 0, Skipping.BEGUN: min(1, number), Skipping.READ: number}[how]
+            if hasattr(iterator, "leases_state"):
+                wanted = 0  # Workers of parameter servers open each pass anew, by its number.
+            for _ in itertools.islice(iterator, wanted):
+                pass
+            self._asked.append(number)
+            self.num_opened += 1
+
+    def _is_whole(self, num_batches: int) -> bool:
+        """Whether so many batches are a whole pass: the state of an iterator at its end says nothing of the next."""
+        return isinstance(self.plain, tf.data.Dataset) and int(self.plain.cardinality()) == num_batches
+
     def take(self, num_batches: int = 1) -> None:
         """Counts batches that a loop takes."""
         self.num_batches += num_batches
+        if self._asked:  # None is open where `fit` was given other data.
+            self._asked[-1] += num_batches
+
+    def note_end(self) -> None:
+        """Notes that a loop has asked for one batch more than there were."""
+        if self._asked:
+            self._asked[-1] += 1
 
     def observed(self, iterator, num_batches: int):
         """Tells the observers of the next batches; returns what yields them. Workers' batches never come here."""
@@ -138,6 +180,7 @@ class InputPosition:
     def count_opening(self) -> None:
         """Counts an iterator that somebody else opened on the dataset."""
         self.num_opened += 1
+        self._asked.append(0)
 
     def _open_within(self, dataset, state: dict[str, Any], restore_iterator):
         """Opens the pass that was being read, where it was."""
@@ -146,6 +189,7 @@ class InputPosition:
             self._assign(state["variables_at_opening"])
         self._at_opening = state["variables_at_opening"]
         self.num_opened, self.num_batches = state["num_opened"], state["num_batches"]
+        self._asked.append(self.num_batches)
         self._iterator = iterator = iter(dataset)
         leases = state["leases"]
         if hasattr(iterator, "go_to"):
@@ -195,125 +239,15 @@ class CountingIterator:
         return self
 
     def __next__(self):
-        batch = next(self._iterator)
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._position.note_end()
+            raise
         self._position.take()
         for observer in self._position.observers:
             observer(batch)
         return batch
-
-
-class EpochReading:
-    """How one `fit` reads the dataset of a position; told by Keras' iterator over epochs.
-
-    Attributes:
-        position: The position.
-        step: Steps of the open epoch that were taken.
-        first_step: Where the next epoch begins: not at 0 only right after a restore.
-        on_begin: Called when the first step is about to be read, after all `on_epoch_begin`; or None.
-        on_step_end: Called with a number of steps when they are done and all callbacks have been told; or None.
-    """
-
-    def __init__(self, position: InputPosition):
-        self.position = position
-        self.step = 0
-        self.first_step = 0
-        self.on_begin: Any = None
-        self.on_step_end: Any = None
-        self._offered = self._untold_steps = 0
-        # Batches of a pass as Keras has counted them; it opens another iterator at the end of a pass once it knows.
-        self.batches_of_pass: int | None = None
-        self._epochs: Any = None
-        self._prepared: Any = None
-
-    @property
-    def has_begun(self) -> bool:
-        """True once a `fit` reads the dataset."""
-        return self._epochs is not None
-
-    @property
-    def continues(self) -> bool:
-        """True where the next epoch goes on with the iterator of this one."""
-        epochs = self._epochs
-        return bool(epochs is not None and epochs.steps_per_epoch and epochs._current_iterator is not None)
-
-    @property
-    def counted_batches(self) -> int | None:
-        """Batches of a pass, once Keras has counted them."""
-        return self.batches_of_pass if self._epochs is None else self._epochs._num_batches
-
-    def open(self, epochs):
-        """Returns an iterator for Keras."""
-        if epochs is not self._epochs:
-            self.position.count_opening()
-            return iter(epochs._distributed_dataset)
-        prepared, self._prepared = self._prepared, None
-        return self.position.open(epochs._distributed_dataset) if prepared is None else prepared
-
-    def enumerate(self, epochs, original):
-        """Wraps Keras' generator of the steps of an epoch."""
-        if self._epochs not in (None, epochs):
-            yield from original(epochs)
-            return
-        if self.on_begin is not None:
-            self.on_begin()
-        self._epochs = epochs
-        epochs._num_batches = epochs._num_batches or self.batches_of_pass
-        self.step, self.first_step = self.first_step, 0
-        epochs.first_step = first = self.step
-        if self.position.is_to_resume_within:
-            self._resume_within(epochs, first)
-        for begin, end, iterator in original(epochs):
-            if begin < first:
-                continue
-            epochs.first_step = 0
-            self._offered = end + 1 - begin
-            yield begin, end, self.position.observed(iterator, self._offered)
-            # Keras asks for the next step once all callbacks have heard of the one before.
-            steps = self.take_untold_steps()
-            if steps and self.on_step_end is not None:
-                self.on_step_end(steps)
-
-    def step_ends(self) -> None:
-        """Notes that what was offered was trained on: at the end of the data it is not. Twice does no harm."""
-        self.position.take(self._offered)
-        self.step += self._offered
-        self._untold_steps, self._offered = self._offered, 0
-
-    def take_untold_steps(self) -> int:
-        """Returns the steps since `on_step_end`; an epoch that is stopped early asks for no next step."""
-        steps, self._untold_steps = self._untold_steps, 0
-        return steps
-
-    def _resume_within(self, epochs, first: int) -> None:
-        """Has Keras go on with an iterator that stands where it stood."""
-        iterator = self.position.open(epochs._distributed_dataset)
-        if epochs.steps_per_epoch:
-            epochs._current_iterator = iterator
-            epochs._steps_seen = self.position.num_batches - first
-        else:
-            self._prepared = iterator
-
-
-class _Opener:
-    """Stands for a dataset: `iter` opens a pass and counts it."""
-
-    def __init__(self, open_pass):
-        self._open_pass = open_pass
-
-    def __iter__(self):
-        return self._open_pass()
-
-
-def opener(epochs, position: InputPosition) -> _Opener:
-    """Returns what Keras' iterator over epochs may call `iter` on."""
-    if position.reading is not None:
-        return _Opener(lambda: position.reading.open(epochs))
-
-    def open_pass():
-        position.count_opening()
-        return iter(epochs._distributed_dataset)
-
-    return _Opener(open_pass)
 
 
 def _counting(dataset, position: InputPosition):

@@ -1,7 +1,8 @@
 """Which checkpoints are kept?
 
-`LatestN(3) | BestN("val_accuracy", 1)` keeps what any of the two keeps. Whatever the policy, the newest checkpoint
-is kept, and so is one whose manifest cannot be read: that is for a person to judge, not for a rule to delete.
+`LatestN(3) | BestN("val_accuracy", 1)` keeps what any of the two keeps. New is what was committed last, whatever its
+step: training may have gone back to an older one. Whatever the policy, the newest checkpoint is kept, and so is one
+whose manifest cannot be read: that is for a person to judge, not for a rule to delete.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from tfdist_ext.checkpoint.manifest import CheckpointRecord
+from tfdist_ext.checkpoint.manifest import CheckpointRecord, newest_first
 
 # Of a metric's name: more is better. What is called a loss or an error is less the better, whatever else it is.
 _MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "io_u", "bleu", "similarity")
@@ -61,8 +62,8 @@ class LatestN(_Joinable):
         _require_count(self.n, "LatestN(3)")
 
     def keeps(self, records: Sequence[CheckpointRecord]) -> set[int]:
-        """The `n` highest steps."""
-        return _always_kept(records) | set(_readable_steps(records)[-self.n :])
+        """The steps of the `n` that were committed last."""
+        return _always_kept(records) | set(_newest_steps(records)[: self.n])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +109,15 @@ class BestN(_Joinable):
         """The steps of the `n` best values."""
         sign = 1.0 if self.is_max else -1.0
         best: dict[int, float] = {}
-        for record in records:
+        for record in newest_first(records):
             value = (
                 math.nan if record.manifest is None else record.manifest.metrics.get(self.metric, math.nan)
             )
             if not math.isnan(value):
                 best[record.step] = max(sign * value, best.get(record.step, -math.inf))
-        ranked = sorted(best, key=lambda step: (best[step], step))
-        return _always_kept(records) | set(ranked[-self.n :])
+        # Sorting is stable: of equal ones the newest stays first.
+        ranked = sorted(best, key=lambda step: -best[step])
+        return _always_kept(records) | set(ranked[: self.n])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,13 +139,13 @@ class KeepUnion(_Joinable):
         return _always_kept(records).union(*(policy.keeps(records) for policy in self.policies))
 
 
-def _readable_steps(records: Sequence[CheckpointRecord]) -> list[int]:
-    return sorted({record.step for record in records if record.manifest is not None})
+def _newest_steps(records: Sequence[CheckpointRecord]) -> list[int]:
+    return list(dict.fromkeys(record.step for record in newest_first(records)))
 
 
 def _always_kept(records: Sequence[CheckpointRecord]) -> set[int]:
     """The newest, and what cannot be read."""
-    return {record.step for record in records if record.manifest is None} | set(_readable_steps(records)[-1:])
+    return {record.step for record in records if record.manifest is None} | set(_newest_steps(records)[:1])
 
 
 def _members(policy: object) -> tuple:

@@ -1,8 +1,8 @@
 """How does `fit` save, and go on in the middle of an epoch after a crash?
 
 Keras knows nothing of a first step within an epoch, and calls the callbacks one after another. So the work is done
-at three moments when all callbacks have had their say: after `on_train_begin`, between two steps, and after
-`on_epoch_end`.
+at moments when no callback, or all of them, have had their say: before and after `on_train_begin`, between two steps,
+and after `on_epoch_end`. The order of callbacks then makes no difference.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import keras
 from absl import logging
 
 from tfdist_ext import compat
-from tfdist_ext.checkpoint import random_streams
 from tfdist_ext.checkpoint.callback_states import CallbackStates
-from tfdist_ext.checkpoint.input_position import EpochReading, opener
+from tfdist_ext.checkpoint.epoch_reading import EpochReading, opener
+from tfdist_ext.checkpoint.failed_runs import weights_not_finite, why_failed
+from tfdist_ext.checkpoint.held_state import HeldState
 from tfdist_ext.checkpoint.keep_policies import BestN, KeepUnion
 from tfdist_ext.checkpoint.restoring import Restored
 
@@ -27,9 +28,10 @@ def _install() -> None:
     if not _installed:
         _installed = True
         compat.watch_epochs(opener, lambda position: position.reading)
-        compat.call_after_callbacks("on_train_begin", "after_train_begin")
-        compat.call_after_callbacks("on_train_batch_end", "after_train_batch_end")
-        compat.call_after_callbacks("on_epoch_end", "after_epoch_end")
+        compat.call_around_callbacks("on_train_begin", before="before_train_begin", after="after_train_begin")
+        compat.call_around_callbacks("on_train_batch_end", after="after_train_batch_end")
+        compat.call_around_callbacks("on_epoch_end", after="after_epoch_end")
+        compat.call_around_callbacks("on_train_end", after="after_train_end")
 
 
 class CheckpointCallback(keras.callbacks.Callback):
@@ -49,32 +51,57 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._reading: Any = None
         self._restored: Restored | None = None
         self._has_restored = False
+        self._held: HeldState | None = None
         self._undo: Any = None
         self._saves_each_epoch = _needs_metrics(manager.keep_policy)
 
     # --- begin -----------------------------------------------------------------------------------------------------
-    def on_train_begin(self, logs=None):
-        """Restores the newest intact checkpoint, once in a process."""
+    def before_train_begin(self, callbacks, logs=None):
+        """Restores the newest intact checkpoint, once in a process, unless the program has restored one by itself."""
         state = self._manager.state
         _require_same_model(state, self.model)
         _require_dataset(state)
         state.fit += 1
         fit = state.fit
-        self._reading = state.position.reading = EpochReading(state.position)
+        self._reading = state.position.reading = EpochReading(state.position, lambda: _applied(self.model))
         self._reading.on_step_end = self._after_step
         if not self._has_restored:
             self._has_restored = True
-            self._restored = self._manager.restore_or_initialize()
+            self._restored = self._manager.begin_fit()
         state.fit = fit
+        state.callbacks = CallbackStates(callbacks, own=[self], baselines=state.callback_baselines)
+        if self._restored is not None and fit > self._restored.python["fit"]:
+            self._restored = None
         if self._restored is not None:
-            self._begin_restored(self._restored, fit)
+            self._held = HeldState(state)
+
+    def after_train_begin(self, callbacks, logs=None):
+        """Goes to the place where training goes on, as if no `on_train_begin` had run."""
+        state = self._manager.state
+        state.callbacks.begun()
+        if self._restored is not None:
+            for note in self._put_back(self._restored):
+                logging.warning("Restored step %d, but: %s.", self._restored.step, note)
+            self._begin_restored(self._restored, state.fit)
+
+    def _put_back(self, restored: Restored) -> list[str]:
+        held, self._held = self._held, None
+        if held is not None:
+            held.put_back()
+        if restored.python["fit"] == self._manager.state.fit:
+            return self._manager.state.callbacks.load(restored.python["callbacks"] or {})
+        return []
 
     def _begin_restored(self, restored: Restored, fit: int) -> None:
         python = restored.python
-        if fit > python["fit"]:
-            self._restored = None
-            return
         if fit < python["fit"] or python["stopped"]:
+            if python["stopped"] and fit == python["fit"] and (reason := weights_not_finite(self.model)):
+                logging.warning(
+                    "The run that saved step %d was stopped, and %s: that is no result. Remove %s to go on before it.",
+                    python["step"],
+                    reason,
+                    restored.path,
+                )
             # Done before the crash. Keras runs no epoch whose number is not below `epochs`.
             compat.set_first_epoch(self.model, self.params["epochs"])
             return
@@ -89,21 +116,13 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._reading.first_step = python["batch"]
         self._reading.batches_of_pass = python["batches_of_pass"]
         if python["batch"]:
-            self._reading.on_begin = lambda: self._restore_again(restored)
+            self._held = HeldState(self._manager.state)
+            self._reading.on_begin = lambda: self._begin_within_epoch(restored)
 
-    def after_train_begin(self, callbacks, logs=None):
-        """Gives the callbacks their state back; Keras has called all their `on_train_begin`."""
-        state = self._manager.state
-        state.callbacks = CallbackStates(callbacks, own=[self])
-        if self._restored is not None and self._restored.python["fit"] == state.fit:
-            state.callbacks.load(self._restored.python["callbacks"] or {})
-
-    def _restore_again(self, restored: Restored) -> None:
+    def _begin_within_epoch(self, restored: Restored) -> None:
         """Undoes what `reset_metrics` and the `on_epoch_begin` of an epoch that goes on have changed."""
         self._reading.on_begin = None
-        restored.again()
-        self._manager.state.callbacks.load(restored.python["callbacks"] or {})
-        random_streams.restore_process(restored.python["random"])
+        self._put_back(restored)
         self._undo = compat.show_metrics_without_steps(self.model)
 
     # --- steps and epochs --------------------------------------------------------------------------------------------
@@ -130,7 +149,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._manager.save_if_due(step)
 
     def after_epoch_end(self, callbacks, epoch, logs=None):
-        """Saves if that is due; always at the last epoch, and at each where the best are kept."""
+        """Saves if that is due; always at the last epoch, and at each where the best are kept, but no failure."""
         state = self._manager.state
         if self._undo is not None:
             self._undo = self._undo()
@@ -141,20 +160,29 @@ class CheckpointCallback(keras.callbacks.Callback):
             )
         state.step += self._reading.take_untold_steps()
         state.epoch, state.batch = epoch + 1, 0
-        last = epoch + 1 >= self.params["epochs"] or self.model.stop_training
-        if last or self._saves_each_epoch:
+        stopped = self.model.stop_training
+        reason = why_failed(self.model, logs) if stopped else None
+        last = epoch + 1 >= self.params["epochs"] or stopped
+        if reason is not None:
+            self._manager.failed(reason)
+        elif last or self._saves_each_epoch:
             self._manager.save(state.step, logs)
         else:
             self._manager.save_if_due(state.step, logs)
         self._manager.interrupted()
 
-    def on_train_end(self, logs=None):
-        """Waits for the last save."""
+    def after_train_end(self, callbacks, logs=None):
+        """Waits for the last save, and ends the process if it was asked to."""
         compat.set_first_epoch(self.model, 0)
         state = self._manager.state
         state.position.reading = None
         state.callbacks = None
-        self._manager.wait()
+        self._manager.end_fit()
+
+
+def _applied(model) -> int | None:
+    iterations = getattr(model.optimizer, "iterations", None)
+    return None if iterations is None else int(iterations.numpy())
 
 
 def _needs_metrics(policy) -> bool:

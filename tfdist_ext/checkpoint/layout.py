@@ -3,6 +3,7 @@
     DIR/checkpoint-0000000500-3f9a1c2e/    a committed checkpoint: its files, and manifest.json
     DIR/.draft-0000000500-3f9a1c2e/        one that is being written, by one or several tasks
     DIR/.deleted-0000000500-3f9a1c2e/      one that is being removed
+    DIR/not-finite-0000000500-3f9a1c2e/    one that was set aside: a run failed, and these weights were not finite
 
 The number is the step. The letters are the *attempt*, a random token that the chief makes for each save and tells
 the others. With the attempt in the name a step that is saved again never stands in the way of its predecessor:
@@ -20,6 +21,7 @@ from tfdist_ext.checkpoint.manifest import FILE_NAME, CheckpointRecord, Manifest
 from tfdist_ext.errors import CheckpointError
 
 _NAME = re.compile(r"(checkpoint|\.draft|\.deleted)-(\d{10,})-([0-9A-Za-z]{1,64})")
+SET_ASIDE = "not-finite"
 COMMITTED, DRAFT, DELETED = "checkpoint", ".draft", ".deleted"
 
 
@@ -124,6 +126,19 @@ def delete_folder(file_system: FileSystem, directory: str, name: str) -> None:
     # Only when the new name is durable: else the old one could come back, with files missing.
     file_system.fsync_folder(directory)
     remove_tree(file_system, target)
+
+
+def set_folder_aside(file_system: FileSystem, directory: str, name: str) -> None:
+    """Gives a committed checkpoint a name that no reader takes for one; a person may look at it, or delete it.
+
+    Args:
+        file_system: Where.
+        directory: The checkpoint directory.
+        name: Of a checkpoint in it.
+    """
+    target = name.replace(f"{COMMITTED}-", f"{SET_ASIDE}-", 1)
+    file_system.replace(os.path.join(directory, name), os.path.join(directory, target))
+    file_system.fsync_folder(directory)
 
 
 def _other_name(manifest: Manifest, step: int, attempt: str) -> str | None:

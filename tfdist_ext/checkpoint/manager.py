@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,15 +11,15 @@ from typing import Any
 from absl import logging
 
 from tfdist_ext import errors, events
-from tfdist_ext.checkpoint import plain_data, preemption, save_job
+from tfdist_ext.checkpoint import failed_runs, joining, owner_lock, preemption, save_job, save_part
 from tfdist_ext.checkpoint.background import BackgroundWriter
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
-from tfdist_ext.checkpoint.file_system import explain
 from tfdist_ext.checkpoint.keep_policies import KeepPolicy, LatestN
+from tfdist_ext.checkpoint.manifest import Piece
 from tfdist_ext.checkpoint.pace import Pace
 from tfdist_ext.checkpoint.restoring import Restored, Restoring
-from tfdist_ext.checkpoint.save_policies import EverySteps, SavePolicy, SaveUnion
-from tfdist_ext.checkpoint.tensors import Snapshot
+from tfdist_ext.checkpoint.save_decision import SaveDecision
+from tfdist_ext.checkpoint.save_policies import EverySteps, SavePolicy
 from tfdist_ext.checkpoint.training_state import TrainingState
 
 
@@ -95,11 +95,10 @@ class TrainingCheckpointManager:
         self._asynchronous = asynchronous and not self._participants.reads_together
         self._writer = BackgroundWriter()
         self._pace = Pace(time.monotonic())
-        self._attempts: str | None = None
+        self._decision = SaveDecision(self.save_policy, self._pace, self._participants)
+        self._joined: Any = None  # `joining.Joined`, once all workers have come.
         self._num_attempts = 0
-        self._sees_directory: list[bool] = []
-        self._next_check = 0
-        self._pieces: list[Any] | None = None
+        self._restored: Restored | None = None
 
     # --- restoring -------------------------------------------------------------------------------------------------
     def restore_or_initialize(self, step: int | None = None) -> Restored | None:
@@ -119,47 +118,46 @@ class TrainingCheckpointManager:
         """
         self._writer.wait()
         self._join()
-        restored = Restoring(self.state, self._participants, self.directory, self._sees_directory).run(step)
+        restored = Restoring(self.state, self._participants, self.directory, self._joined.sees_directory).run(
+            step
+        )
         if restored is not None:
             self._pace.restored(restored.step, time.monotonic())
             self._go_to_input(restored)
             logging.info("Restored step %d from %s.", restored.step, restored.path)
-        self._next_check = self.state.step
+        self._decision.next_check = self.state.step
+        self._restored = restored
         return restored
+
+    def begin_fit(self) -> Restored | None:
+        """Restores the newest intact checkpoint for a `fit`, unless this process has restored one, or saved its own.
+
+        Returns:
+            What `fit` goes on from, whoever restored it; None for what is in memory.
+        """
+        if self._stop is not None:
+            self._stop.listen()
+        self._writer.wait()
+        self._join()
+        joining.require_own(self._participants, self.directory.path, self)
+        if self._restored is None and not self._num_attempts:
+            self.restore_or_initialize()
+        return self._restored
 
     def _go_to_input(self, restored: Restored) -> None:
         position, saved = self.state.position, restored.python["input"]
         if position is not None and saved is not None:
-            restore_iterator = save_job.iterator_restorer(restored.path, restored.python["worker"])
+            restore_iterator = save_part.iterator_restorer(restored.path, restored.python["worker"])
             position.load(saved, within=restored.python["within"], restore_iterator=restore_iterator)
 
     def _join(self) -> None:
-        """Agrees with the other workers on the token of saves, and finds out who sees the directory."""
-        if self._attempts is not None:
-            return
-        if self._stop is not None:
-            self._stop.listen()
-        token, problem = secrets.token_hex(4), None
-        probe = os.path.join(self.directory.path, f".probe-{token}")
-        several = len(self._participants.task_names) > 1
-        if self._participants.index == 0:
-            try:
-                if several:
-                    os.makedirs(self.directory.path, exist_ok=True)
-                    with open(probe, "xb"):
-                        pass
-            except OSError as error:
-                problem = str(explain(error, self.directory.path))
-        token, problem = self._participants.gather([token, problem], "checkpoint directory", stream="join")[0]
-        if problem is not None:
-            raise errors.CheckpointError(
-                f"{self._participants.task_names[0]}: {problem}", path=self.directory.path
-            )
-        sees = os.path.exists(os.path.join(self.directory.path, f".probe-{token}")) or not several
-        self._sees_directory = self._participants.gather(sees, "who sees the directory", stream="join")
-        if self._participants.index == 0 and several:
-            os.unlink(probe)
-        self._attempts = token
+        if self._joined is None:
+            if self._stop is not None:
+                self._stop.listen()
+            self._joined = joining.join(self._participants, self.directory.path)
+
+    def _give_directory_back(self) -> None:
+        owner_lock.give_back(self.directory.path, id(self))
 
     # --- saving ----------------------------------------------------------------------------------------------------
     def save_if_due(self, step: int, metrics: Mapping[str, float] | None = None) -> bool:
@@ -179,11 +177,13 @@ class TrainingCheckpointManager:
             SystemExit: With code 143, after SIGTERM and the save.
         """
         self._join_alone_or_refuse()
+        if self._stop is not None:
+            self._stop.listen()
         now = time.monotonic()
         self.state.step = step
         self._pace.step_ended(step, now)
         self._writer.raise_error()
-        reason, stops = self._decided(step, now)
+        reason, stops = self._decision.made(step, now, self._stop_requested)
         if stops:
             self._save_and_exit(metrics)
         if reason is None:
@@ -214,12 +214,46 @@ class TrainingCheckpointManager:
             self.state.step = step
         self._save(metrics, waits=wait)
 
+    def failed(self, reason: str) -> None:
+        """Saves nothing of a training that a failure has stopped, and says from where the next start goes on.
+
+        Runs on: every worker.
+
+        Args:
+            reason: What went wrong, for people.
+        """
+        self._join_alone_or_refuse()
+        self._writer.wait()
+        moved, left = failed_runs.set_aside(self.state, self._participants, self.directory)
+        failed_runs.warn(self.state.step, reason, moved, left, self.directory.path)
+
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Waits until the last save is committed; raises what went wrong with it."""
+        """Waits until the last save is committed; raises what went wrong with it.
+
+        Until the next save then, SIGTERM does what it did before, and another job may write to the directory.
+        """
         self._writer.wait(timeout_seconds)
+        self._give_directory_back()
+        if self._stop is not None and not self._stop.received:
+            self._stop.stop_listening()
+
+    def end_fit(self) -> None:
+        """Waits for the last save, and gives SIGTERM back: nobody would look whether it came.
+
+        Raises:
+            SystemExit: With code 143, if it came after the last step.
+        """
+        self._writer.wait()
+        self._give_directory_back()
+        if self._stop is not None:
+            self._stop.stop_listening()
+            if self._stop.received:
+                self._stop.received = False
+                getattr(self.state.strategy, "note_stop", lambda: None)()
+                raise SystemExit(preemption.EXIT_CODE)
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints that are there, the oldest first."""
+        """Returns the steps of the checkpoints that are there, in their order."""
         return [record.step for record in self.directory.records() if record.problem is None]
 
     def keras_callback(self):
@@ -234,7 +268,7 @@ class TrainingCheckpointManager:
 
     def _join_alone_or_refuse(self) -> None:
         """A save needs all workers. Whether the others come, the chief cannot see; that they have come once, it can."""
-        if self._attempts is not None:
+        if self._joined is not None:
             return
         if len(self._participants.task_names) > 1:
             raise errors.CheckpointError(
@@ -244,29 +278,11 @@ class TrainingCheckpointManager:
             )
         self._join()
 
-    def _decided(self, step: int, now: float) -> tuple[str | None, bool]:
-        """Returns why to save now, or None, and whether to stop; the same on all workers."""
-        progress = self._pace.progress(step, now)
+    @property
+    def _stop_requested(self) -> bool:
         # Under parameter servers the signal may have come to a task that does not train.
-        elsewhere = self._stop is not None and getattr(self.state.strategy, "stop_was_requested", False)
-        received = self._stop is not None and (self._stop.received or elsewhere)
-        if len(self._participants.task_names) == 1:
-            return self.save_policy.is_due(progress), received
-        for policy in _members(self.save_policy):
-            # These need no clock: everybody comes to the same answer.
-            reason = None if policy.needs_clock else policy.is_due(progress)
-            if reason is not None:
-                return reason, False
-        if step < self._next_check:
-            return None, False
-        own = {
-            "reason": self.save_policy.is_due(progress),
-            "stops": received,
-            "next": step + self._pace.steps_between_checks(),
-        }
-        answers = self._participants.gather(own, f"checkpoint due at step {step}")
-        self._next_check = answers[0]["next"]
-        return answers[0]["reason"], any(answer["stops"] for answer in answers)
+        elsewhere = getattr(self.state.strategy, "stop_was_requested", False)
+        return self._stop is not None and (self._stop.received or elsewhere)
 
     def _save_and_exit(self, metrics) -> None:
         logging.warning("Saving step %d and ending: SIGTERM.", self.state.step)
@@ -279,19 +295,21 @@ class TrainingCheckpointManager:
     def _save(self, metrics, *, waits: bool = False) -> None:
         started = time.monotonic()
         waited = self._writer.wait()
-        if self._pieces is None:
-            self._pieces = self.state.require_complete()
-        self._num_attempts += 1
-        attempt = f"{self._attempts}{self._num_attempts:04x}"
+        part, pieces, problem = self._part()
 
         def done(seconds: float) -> None:
             self._pace.persist_seconds = self.statistics["persist_seconds"] = seconds
             self.statistics["num_saves"] += 1
 
         step = self.state.step
+        self._restored = None
         events.emit("checkpoint_begun", step=step)
-        waits = waits or not self._asynchronous
-        self._writer.submit(self._job(metrics, attempt, done).run, gives_way=not waits)
+        waits = waits or not self._asynchronous or problem is not None
+        self._writer.submit(self._job(part, pieces, metrics, done).run, gives_way=not waits)
+        if problem is not None:
+            with contextlib.suppress(errors.CheckpointError):
+                self._writer.wait()
+            raise problem
         if waits:
             self._writer.wait()
         now = time.monotonic()
@@ -299,38 +317,33 @@ class TrainingCheckpointManager:
         self.statistics["blocking_seconds"] += now - started
         self.statistics["waited_seconds"] += waited
 
-    def _job(self, metrics, attempt: str, done) -> save_job.SaveJob:
-        state, index = self.state, self._participants.index
-        variables = state.variables()
-        shared = None
-        if index == 0 or self._participants.reads_together:
-            shared = variables.snapshot()
-        else:
-            variables.take_part_in_snapshot()
-        python = {**state.python_state(), "paths": variables.paths(), "worker": index}
-        own = dict(getattr(state.strategy.extended, "compression_residuals", None) or {})
-        iterator = None if state.position is None else state.position.iterator_to_save()
-        specs = shared.specs() if shared is not None else {}
-        self.statistics["num_bytes"] = shared.num_bytes if shared is not None else 0
+    def _part(self) -> tuple[save_part.Part, list[Piece], Exception | None]:
+        """Returns what this worker brings, the completeness report, and what is wrong with either."""
+        try:
+            if self._participants.index == 0:
+                owner_lock.hold(self.directory.path, self._participants.task_names[0], self)
+            pieces = self.state.require_complete()
+            part, problem = save_part.own_part(self.state, self._participants.index), None
+        except Exception as error:
+            if len(self._participants.task_names) == 1:
+                raise
+            # The others are saving: they hear of it when all have written.
+            pieces, part, problem = [], save_part.Part(python=b"", problem=save_part.text_of(error)), error
+        return save_part.with_variables(part, self.state, self._participants), pieces, problem
+
+    def _job(self, part: save_part.Part, pieces: list[Piece], metrics, done) -> save_job.SaveJob:
+        self._num_attempts += 1
+        attempt = f"{self._joined.token}{self._num_attempts:04x}"
+        self.statistics["num_bytes"] = 0 if part.shared is None else part.shared.num_bytes
+        specs = {} if part.shared is None else part.shared.specs()
         return save_job.SaveJob(
-            part=save_job.Part(
-                python=plain_data.dumps(python),
-                own=Snapshot.of_arrays({name: value.read_value() for name, value in own.items()})
-                if own
-                else None,
-                iterator=save_job.iterator_snapshot(iterator),
-                shared=shared if index == 0 else None,
-            ),
-            manifest=save_job.new_manifest(state, specs, self._pieces or (), metrics, attempt),
+            part=part,
+            manifest=save_job.new_manifest(self.state, specs, pieces, metrics, attempt),
             attempt=attempt,
             directory=self.directory,
-            directory_is_shared=all(self._sees_directory),
+            directory_is_shared=all(self._joined.sees_directory),
             participants=self._participants,
             keep=self.keep_policy,
             is_first=self._num_attempts == 1,
             done=done,
         )
-
-
-def _members(policy: SavePolicy) -> tuple[SavePolicy, ...]:
-    return policy.policies if isinstance(policy, SaveUnion) else (policy,)

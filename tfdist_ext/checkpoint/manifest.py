@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from tfdist_ext.checkpoint import strict_json
@@ -217,6 +218,23 @@ class CheckpointRecord:
     def num_bytes(self) -> int:
         """Size of its files; 0 if the manifest cannot be read."""
         return 0 if self.manifest is None else self.manifest.num_bytes
+
+
+def newest_first(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+    """Orders checkpoints by when they were committed.
+
+    Args:
+        records: In any order.
+
+    Returns:
+        Those with a readable manifest, the one that was committed last first; of equal dates the higher step.
+    """
+
+    def age(record: CheckpointRecord) -> tuple[float, int, str]:
+        created = 0.0 if record.manifest is None else record.manifest.created_unix_seconds
+        return created, record.step, record.attempt
+
+    return sorted((record for record in records if record.manifest is not None), key=age, reverse=True)
 
 
 def sha256_checksum(data: bytes) -> str:

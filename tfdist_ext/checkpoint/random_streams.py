@@ -7,11 +7,14 @@ of Python, of NumPy, and of TensorFlow's own seeds for operations without one.
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
 import numpy as np
 
 from tfdist_ext import compat
+
+_operations_of_graph: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
 
 
 def state_of_process() -> dict[str, Any]:
@@ -66,5 +69,10 @@ def generators() -> dict[str, Any]:
 
 def stateful_operations(function) -> list[str]:
     """Returns the names of random operations of a traced tf.function that keep their state where nobody can read it."""
-    graphs = compat.concrete_graphs(function)
-    return sorted({name for graph in graphs for name in compat.stateful_random_operations(graph)})
+    names: set[str] = set()
+    for graph in compat.concrete_graphs(function):
+        # A traced graph stays as it is, and this is asked at every save.
+        if graph not in _operations_of_graph:
+            _operations_of_graph[graph] = compat.stateful_random_operations(graph)
+        names |= set(_operations_of_graph[graph])
+    return sorted(names)

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +19,7 @@ from tfdist_ext import errors, events
 from tfdist_ext.checkpoint import tensors
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
 from tfdist_ext.checkpoint.manifest import CheckpointRecord
-from tfdist_ext.checkpoint.save_job import SHARED, arrays_prefix, decode_python, python_file
+from tfdist_ext.checkpoint.save_part import SHARED, arrays_prefix, decode_python, python_file, text_of
 
 _CHUNK_BYTES = 64 << 20
 
@@ -36,7 +35,6 @@ class Restored:
         path: The checkpoint.
         notes: Sentences about what was allowed to differ, or could not be restored.
         python: The Python state of this worker.
-        again: Restores the variables once more.
         received: Holds the files that were sent to this worker, for as long as they may be read.
     """
 
@@ -46,7 +44,6 @@ class Restored:
     path: str
     notes: tuple[str, ...]
     python: dict[str, Any]
-    again: Callable[[], None]
     received: Any = None
 
 
@@ -68,6 +65,7 @@ class Restoring:
         self._problems: list[str] = []
         self._has_vanished = False
         self._received: Any = None
+        self._failure: Exception | None = None
 
     def run(self, step: int | None = None) -> Restored | None:
         """Restores the newest checkpoint that is intact for all workers; None if there is none at all.
@@ -85,6 +83,8 @@ class Restoring:
             answers = self._gather({"problem": problem, "mismatch": mismatch}, f"restored step {record.step}")
             for name, answer in zip(self._participants.task_names, answers, strict=True):
                 if answer["mismatch"] is not None:
+                    if self._failure is not None:
+                        raise self._failure
                     raise errors.CheckpointMismatchError(f"{name}: {answer['mismatch']}")
             problems = [
                 f"{name}: {answer['problem']}"
@@ -109,8 +109,8 @@ class Restoring:
             problem = None
             try:
                 record = next(own, None)
-            except errors.CheckpointError as error:
-                record, problem = None, str(error)
+            except Exception as error:  # noqa: BLE001 - raised on all workers
+                record, problem = None, text_of(error)
             proposal = (
                 None if record is None else {"name": os.path.basename(record.path), "step": record.step}
             )
@@ -189,6 +189,9 @@ class Restoring:
             return None, None, str(error)
         except (tf.errors.OpError, OSError, ValueError, KeyError) as error:
             return None, f"{record.path} cannot be read: {getattr(error, 'message', None) or error}", None
+        except Exception as error:  # noqa: BLE001 - raised when the others know
+            self._failure = error
+            return None, None, text_of(error)
 
     def _restored(self, record: CheckpointRecord) -> Restored:
         state, index = self._state, self._participants.index
@@ -199,17 +202,12 @@ class Restoring:
         variables = state.variables()
         prefix = os.path.join(record.path, SHARED)
 
-        def restore() -> list[str]:
-            return tensors.restore(
-                variables, prefix, path_of=python["paths"], allow_missing=state.allow_missing
-            )
-
-        notes = restore()
+        notes = tensors.restore(variables, prefix, path_of=python["paths"], allow_missing=state.allow_missing)
         notes += state.load_python_state(python, steps_aside=index if index >= workers else 0)
         self._restore_arrays(record, workers)
         return Restored(
             step=state.step, epoch=state.epoch, batch=state.batch, path=record.path, notes=tuple(notes),
-            python=python, again=lambda: (restore(), None)[1], received=self._received,
+            python=python, received=self._received,
         )  # fmt: skip
 
     def _restore_arrays(self, record: CheckpointRecord, workers: int) -> None:

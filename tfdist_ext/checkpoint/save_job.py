@@ -16,58 +16,21 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from tfdist_ext import errors, events
-from tfdist_ext.checkpoint import plain_data
 from tfdist_ext.checkpoint.directory import CheckpointDirectory
 from tfdist_ext.checkpoint.keep_policies import KeepPolicy
 from tfdist_ext.checkpoint.manifest import FileRecord, Manifest, Piece, TensorRecord
 from tfdist_ext.checkpoint.participants import Participants
-from tfdist_ext.checkpoint.tensors import Snapshot, VariableList
+from tfdist_ext.checkpoint.save_part import SHARED, Part, python_file, text_of
+from tfdist_ext.checkpoint.tensors import Snapshot
 
-SHARED = "state"
 # How TensorFlow calls what the system says of a disk that is full, or may not be written to.
 _SYSTEM_ERRORS = {
     tf.errors.ResourceExhaustedError: errno.ENOSPC,
     tf.errors.PermissionDeniedError: errno.EACCES,
 }
-
-
-def python_file(worker: int) -> str:
-    """Returns the name of the file with the Python state of a worker."""
-    return f"worker-{worker:05d}.json"
-
-
-def arrays_prefix(worker: int) -> str:
-    """Returns the prefix of the files with the arrays that are a worker's own."""
-    return f"worker-{worker:05d}-arrays"
-
-
-def iterator_prefix(worker: int) -> str:
-    """Returns the prefix of the files with the state of a worker's iterator."""
-    return f"worker-{worker:05d}-iterator"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """What one worker brings to a checkpoint.
-
-    Attributes:
-        python: Its Python state as text.
-        own: Arrays that are its own, or None.
-        iterator: State of its `tf.data` iterator, or None where the input is replayed.
-        shared: The variables; only the chief's part has them.
-    """
-
-    python: bytes
-    own: Snapshot | None = None
-    iterator: Snapshot | None = None
-    shared: Snapshot | None = None
-
-    def bundles(self, worker: int) -> dict[str, Snapshot]:
-        """Returns what is written for a worker besides text, by prefix."""
-        own = {arrays_prefix(worker): self.own, iterator_prefix(worker): self.iterator}
-        return {prefix: snapshot for prefix, snapshot in own.items() if snapshot is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +66,7 @@ class SaveJob:
             CheckpointError: Some worker could not; all raise it, and the draft is gone.
         """
         started = time.monotonic()
-        sealed, own_error = self._try(self._write)
+        sealed, own_error = self._try(self._write) if self.part.problem is None else (None, self.part.problem)
         reports = self._gather({"files": sealed, "error": own_error, "part": self._to_send()}, "written")
         problem = _first_problem(self.participants.task_names, reports)
         path = None
@@ -131,11 +94,12 @@ class SaveJob:
         )
 
     def _try(self, action: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Returns what an action returned, or what went wrong: the others wait for either."""
+        """Returns what an action returned, or what went wrong, whatever it is: the others wait for either."""
         try:
             return action(), None
-        except (errors.CheckpointError, tf.errors.OpError, OSError) as error:
-            return None, getattr(error, "message", None) or str(error)
+        except Exception as error:  # noqa: BLE001 - raised on all workers
+            logging.exception("Step %d could not be saved.", self.manifest.step)
+            return None, text_of(error)
 
     @property
     def _writes(self) -> bool:
@@ -253,35 +217,3 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def iterator_snapshot(iterator) -> Snapshot | None:
-    """Reads the state of a `tf.data` iterator; None for None.
-
-    Raises:
-        ValueError: A step of its pipeline has state that cannot be saved, such as a Python function.
-    """
-    if iterator is None:
-        return None
-    try:
-        return VariableList(tf.train.Checkpoint(iterator=iterator)).snapshot()
-    except tf.errors.OpError as error:
-        raise ValueError(
-            f"The state of the tf.data iterator cannot be saved: {error.message.splitlines()[0]} Pass "
-            'input_position="replay" to TrainingState; the order of the data must then be the same each time.'
-        ) from error
-
-
-def iterator_restorer(folder: str, worker: int):
-    """Returns a function that gives an iterator the state that was saved for a worker."""
-    prefix = os.path.join(folder, iterator_prefix(worker))
-
-    def restore(iterator) -> None:
-        tf.train.Checkpoint(iterator=iterator).read(prefix).assert_consumed()
-
-    return restore
-
-
-def decode_python(text: bytes) -> dict[str, Any]:
-    """Returns the Python state in a worker's file."""
-    return plain_data.loads(text)

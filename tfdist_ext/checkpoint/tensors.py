@@ -129,6 +129,13 @@ class VariableList:
         """`id` of each object that has values."""
         return {id(trackable) for trackable, _ in self._values.values()}
 
+    def keys_of(self, variables: Sequence[Any]) -> list[str]:
+        """Returns the keys of some of the variables."""
+        wanted = {
+            id(one) for variable in variables for one in (variable, getattr(variable, "_value", variable))
+        }
+        return [key for key, (trackable, _) in self._values.items() if id(trackable) in wanted]
+
     def paths(self) -> dict[str, str]:
         """Returns the paths of Keras variables by key."""
         found = {key: getattr(trackable, "path", None) for key, (trackable, _) in self._values.items()}
@@ -158,6 +165,22 @@ class VariableList:
             for slice_spec, tensor in compat.read_for_saving(trackable, value).items():
                 entries.append(Entry(key, slice_spec, tensor))
         return Snapshot(entries, self.graph)
+
+    def put_back(self, snapshot: Snapshot) -> None:
+        """Gives all variables the values of a snapshot that this made.
+
+        Runs on: every task that holds the variables, between two steps.
+        """
+        others: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
+        for entry in snapshot.entries:
+            trackable, _ = self._values[entry.key]
+            stored = compat.stored_variables(trackable)
+            if entry.slice_spec or (entry.key, entry.slice_spec) in self._on_servers.keys:
+                stored[entry.slice_spec].assign(entry.tensor)
+            else:
+                others.setdefault(id(trackable), (trackable, {}))[1][entry.key] = entry.tensor
+        for trackable, values in others.values():
+            compat.restore_from_values(trackable, values)
 
     def read(self, prefix: str) -> None:
         """Gives all variables that a file has their values; see `restore`."""

@@ -13,8 +13,9 @@ import keras
 import tensorflow as tf
 
 from tfdist_ext import compat, errors
-from tfdist_ext.checkpoint import object_graph, participants, random_streams
-from tfdist_ext.checkpoint.callback_states import CallbackStates
+from tfdist_ext.checkpoint import object_graph, participants, plain_data, random_streams
+from tfdist_ext.checkpoint.callback_states import Baselines, CallbackStates
+from tfdist_ext.checkpoint.input_piece import input_piece
 from tfdist_ext.checkpoint.input_position import REPLAY, InputPosition
 from tfdist_ext.checkpoint.manifest import Piece
 from tfdist_ext.checkpoint.tensors import VariableList
@@ -78,6 +79,7 @@ class TrainingState:
         self.dataset = None if self.position is None else self.position.dataset
         self.step = self.epoch = self.batch = self.fit = 0
         self.callbacks: CallbackStates | None = None
+        self.callback_baselines: Baselines = {}
         self._trackables: dict[str, Any] = {}
         self._variable_owners: dict[str, Any] = {}
         self._stateful: dict[str, Any] = {}
@@ -210,9 +212,18 @@ class TrainingState:
             "input": None if self.position is None else self.position.state(),
             "random": random_streams.state_of_process(),
             "callbacks": None if self.callbacks is None else self.callbacks.state(),
-            "objects": {name: value.state_dict() for name, value in self._stateful.items()},
+            "objects": self.objects_state(),
             "books": None if books is None else books.state_dict(),
         }
+
+    def objects_state(self) -> dict[str, Any]:
+        """Returns the state of the objects that have a `state_dict`, by name."""
+        return {name: value.state_dict() for name, value in self._stateful.items()}
+
+    def load_objects_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `objects_state` returned."""
+        for name in set(state) & set(self._stateful):
+            self._stateful[name].load_state_dict(state[name])
 
     def _batch_now(self) -> int:
         if self.position is None or self.position.reading is not None:
@@ -250,8 +261,7 @@ class TrainingState:
                     f"or allow_missing=[{name!r}]."
                 )
             notes.append(f"object `{name}` is only in {side}")
-        for name in set(state["objects"]) & set(self._stateful):
-            self._stateful[name].load_state_dict(state["objects"][name])
+        self.load_objects_state(state["objects"])
         books = getattr(self.strategy, "training_books", None)
         if books is not None and state["books"] is not None:
             books.load_state_dict(state["books"])
@@ -270,10 +280,8 @@ class TrainingState:
             Piece(name=name, captured=True, reason="its variables")
             for name in sorted([*self._trackables, *self._variable_owners])
         ]
-        pieces += [
-            Piece(name=name, captured=True, reason="its state_dict()") for name in sorted(self._stateful)
-        ]
-        pieces.append(self._input_piece())
+        pieces += self._objects_pieces()
+        pieces.append(input_piece(self.position))
         operations = random_streams.stateful_operations(getattr(self.model, "train_function", None))
         pieces += [
             Piece(
@@ -286,6 +294,14 @@ class TrainingState:
         ]
         if self.callbacks is not None:
             pieces += self.callbacks.pieces()
+        if getattr(getattr(self.strategy, "delay_compensation", None), "adaptive", False):
+            pieces.append(
+                Piece(
+                    name="delay_compensation",
+                    captured=False,
+                    reason="the moving means of DelayCompensation(adaptive=True) are not saved, and would begin anew",
+                )
+            )
         return pieces
 
     def require_complete(self) -> list[Piece]:
@@ -309,26 +325,16 @@ class TrainingState:
             )
         return pieces
 
-    def _input_piece(self) -> Piece:
-        if self.position is None:
-            return Piece(
-                name="input", captured=False, reason="no dataset was given; pass dataset= to TrainingState"
-            )
-        how = {
-            REPLAY: "replay: the passes that were opened and the batches that were read",
-            "iterator": "the state of the tf.data iterator",
-        }
-        plain = self.position.plain
-        replays = self.position.how == REPLAY and isinstance(plain, tf.data.Dataset)
-        unseeded = compat.unseeded_steps(plain) if replays else []
-        if unseeded:
-            return Piece(
-                name="input",
-                captured=False,
-                reason=f"{unseeded[0]} draws other numbers in every process; give it a seed, or call "
-                "keras.utils.set_random_seed(...) before the dataset is made",
-            )
-        return Piece(name="input", captured=True, reason=how[self.position.how])
+    def _objects_pieces(self) -> list[Piece]:
+        """Says of the objects with a `state_dict` whether it can be written as it is now."""
+        pieces = []
+        for name in sorted(self._stateful):
+            try:
+                plain_data.dumps(self._stateful[name].state_dict(), name)
+                pieces.append(Piece(name=name, captured=True, reason="its state_dict()"))
+            except TypeError as error:
+                pieces.append(Piece(name=name, captured=False, reason=f"in its state_dict(), {error}"))
+        return pieces
 
 
 def _owns_variables(value: Any) -> bool:
