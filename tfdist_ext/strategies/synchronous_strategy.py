@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,17 @@ from tfdist_ext.strategies import frame as frames
 
 # TensorFlow names it in the errors of an input pipeline.
 _INPUT_OPERATION = "IteratorGetNext"
+
+_NODE = re.compile(r"\{\{function_node [^}]*\}\}\s*")
+_CAUSE = re.compile(r"^\w*(Error|Exception|Interrupt)\w*: ")
+
+
+def _cause_in(message: str) -> str:
+    """Returns the line of a TensorFlow message that says what went wrong."""
+    lines = [_NODE.sub("", line).strip() for line in message.split("\n")]
+    told = [line for line in lines if line and not line.startswith("Graph execution error")]
+    return next((line for line in told if _CAUSE.match(line)), told[0] if told else "unknown")
+
 
 # A type checker sees the mixin on top of what it is mixed into.
 _Strategy: Any = tf.distribute.Strategy if TYPE_CHECKING else object
@@ -175,8 +187,7 @@ class SynchronousStrategy(_Strategy):
                 if told or (isinstance(error, tf.errors.UnknownError) and failure not in before):
                     raise failure from error
             if _INPUT_OPERATION in error.message and self.extended.process_group is not None:
-                text = error.message.split("\n")[0]
-                self.extended.process_group.abandon_all("input/", text)
+                self.extended.process_group.abandon_all("input/", _cause_in(error.message))
             raise
 
     def _known_failures(self) -> list[errors.TfdistError]:
