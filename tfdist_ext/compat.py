@@ -31,6 +31,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import compile_utils
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
 from keras.src.utils import python_utils as keras_python_utils
+from tensorflow.core.framework import dataset_options_pb2
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
 from tensorflow.python.autograph.impl import api as autograph
@@ -270,15 +271,27 @@ def _remember_order_of_interleave() -> None:
 _remember_order_of_interleave()
 
 
+def ordered_options(serialized: bytes) -> bytes:
+    """Returns serialized options of a dataset with `deterministic=True`, where they say otherwise."""
+    options = dataset_options_pb2.Options.FromString(serialized)
+    if options.WhichOneof("optional_deterministic") and not options.deterministic:
+        options.deterministic = True
+    return options.SerializeToString()
+
+
 def unordered_steps(dataset) -> list[str]:
-    """Returns the types of the steps that may give their elements in any order."""
+    """Returns the types of the steps, also of datasets that functions make, that may give elements in any order."""
     unordered = dataset.options().deterministic is False
-    return [
-        dataset_type_name(node)
-        for node in dataset_nodes(dataset)
-        if getattr(node, "_deterministic", None) == "false"
-        or (unordered and getattr(node, "_deterministic", None) == "default")
-    ]
+    steps = []
+    for node in dataset_nodes(dataset):
+        own = getattr(node, "_deterministic", None)
+        if own == "false" or (unordered and own == "default"):
+            steps.append(dataset_type_name(node))
+        for function in dataset_functions(node):
+            definition = function.graph.as_graph_def(add_shapes=False)
+            inner = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+            steps += [n.op for n in inner if n.attr["deterministic"].s == b"false" or n.attr["sloppy"].b]
+    return steps
 
 
 _STATEFUL_RANDOM = frozenset(

@@ -35,6 +35,16 @@ def static_num_rows(spec_structure) -> int | None:
     return None
 
 
+def digest(structure) -> tf.Tensor:
+    """Returns a number below 2**16 that is the same for the same rows in the same order, as a scalar int64 tensor.
+
+    Sums of it over 256 replicas are exact in float32.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(structure, expand_composites=True) if leaf is not None]
+    parts = tf.strings.join([tf.io.serialize_tensor(leaf) for leaf in leaves])
+    return tf.strings.to_hash_bucket_fast(parts, 2**16)
+
+
 def slice_rows(structure, start, size):
     """Returns rows `start` to `start + size` of every component.
 

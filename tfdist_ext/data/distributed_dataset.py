@@ -1,6 +1,6 @@
 """What does one worker read, and how does it come out as a distributed batch?
 
-The local pipeline yields `(sub-batches of the local slots, rows of every slot)`. With several workers an
+The local pipeline yields `(sub-batches of the local slots, rows of every slot and the digest)`. With several workers an
 exchange one batch ahead tells everybody who still has data and how many rows each slot holds: a worker that
 has run out goes on with empty sub-batches until the last one ends.
 """
@@ -194,7 +194,10 @@ def from_global_dataset(dataset, strategy) -> DistributedDataset:
             counts = tf.tensor_scatter_nd_update(
                 tf.zeros([num_slots], tf.int64), [[s] for s in extended.local_slots], counts
             )
-        return parts, counts
+        seen = (
+            batches.digest(batch) if sharding.by_rows and extended.num_workers > 1 else tf.zeros([], tf.int64)
+        )
+        return parts, tf.concat([counts, [seen]], axis=0)
 
     def open_local(index):
         return reopen(index).map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -353,7 +356,8 @@ def _rows_counted(parts, extended):
     counts = tf.stack([batches.num_rows(part) for part in parts])
     slots = [[slot] for slot in extended.local_slots]
     num_slots = len(extended.local_slots) * extended.num_workers
-    return tuple(parts), tf.tensor_scatter_nd_update(tf.zeros([num_slots], tf.int64), slots, counts)
+    # The digest of a batch that no worker sees whole is 0.
+    return tuple(parts), tf.tensor_scatter_nd_update(tf.zeros([num_slots + 1], tf.int64), slots, counts)
 
 
 def _element_or_empty(window, index, spec):

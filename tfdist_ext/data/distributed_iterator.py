@@ -26,7 +26,8 @@ class DistributedIterator(tf.distribute.DistributedIterator, compat.CompositeTen
     def element_spec(self):
         """Specs of a batch."""
         parts, rows = self._iterator.element_spec
-        return tf.nest.map_structure(lambda *specs: PerSlotSpec(specs, rows), *parts)
+        slots = tf.TensorSpec([rows.shape[0] - 1], tf.int64)
+        return tf.nest.map_structure(lambda *specs: PerSlotSpec(specs, slots), *parts)
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         return {"iterator": self._iterator}
@@ -36,8 +37,9 @@ class DistributedIterator(tf.distribute.DistributedIterator, compat.CompositeTen
 
     def packed(self, element):
         """Returns a distributed batch out of what the pipeline yields."""
-        parts, rows = element
-        return tf.nest.map_structure(lambda *values: PerSlot(values, rows), *parts)
+        parts, rows_and_digest = element
+        rows, digest = rows_and_digest[:-1], rows_and_digest[-1]
+        return tf.nest.map_structure(lambda *values: PerSlot(values, rows, digest), *parts)
 
     def __iter__(self):
         return self

@@ -78,7 +78,7 @@ class ExchangingPipeline:
             number.set_shape([])
             anyone.set_shape([])
             all_rows.set_shape([num_slots])
-            return number, (anyone, parts, all_rows)
+            return number, (anyone, parts, tf.concat([all_rows, rows[-1:]], axis=0))
 
         @plain
         def anyone_has_data(anyone, parts, rows):
@@ -97,7 +97,7 @@ def endless(local, extended):
     """Marks what a local pipeline yields as data, and goes on with empty sub-batches for ever.
 
     Args:
-        local: Dataset of `(sub-batches of the local slots, rows of every slot)`.
+        local: Dataset of `(sub-batches of the local slots, rows of every slot and the digest of the batch)`.
         extended: Extended object of the strategy.
 
     Returns:
@@ -112,7 +112,7 @@ def endless(local, extended):
 
     @plain
     def nothing(_):
-        return False, as_spec(empty, specs), tf.zeros([_num_slots(extended)], tf.int64)
+        return False, as_spec(empty, specs), tf.zeros([_num_slots(extended) + 1], tf.int64)
 
     return local.map(mark).concatenate(tf.data.Dataset.from_tensors(0).repeat().map(nothing))
 

@@ -1,5 +1,6 @@
 """How do workers that read the same dataset read it in the same order?
 
+Steps that may give their elements in any order (`deterministic=False`) are told to keep it.
 A shuffle without a seed draws another order in every process: rows would be read twice and others never.
 Here the unseeded random ops of a dataset are given seeds that the chief drew, new ones for each pass. Seeded
 datasets are left as they are.
@@ -37,15 +38,27 @@ def agreed_order(dataset, extended):
     if extended.num_workers == 1:
         return (lambda _: dataset), True
     base = int(extended.process_group.broadcast(_fresh_seed(), name="input/seed")[0])
-    if not compat.unseeded_steps(dataset):
+    is_seeded = not compat.unseeded_steps(dataset)
+    if is_seeded and not compat.unordered_steps(dataset):
         return (lambda _: dataset), True
     try:
         graph = tf.compat.v1.GraphDef.FromString(compat.serialized_graph(dataset).numpy())
     except (tf.errors.OpError, ValueError, TypeError) as error:
+        if is_seeded:
+            raise ValueError(
+                f"The dataset may give its elements in any order (`{compat.unordered_steps(dataset)[0]}`), so that "
+                f"each worker would read other rows, and it could not be told to keep it ({error}). Set "
+                "deterministic=True."
+            ) from error
         raise ValueError(
             "The dataset shuffles without a seed, so that each worker would read other rows, and it could not be "
             f"given one ({error}). Pass `seed=` to its shuffles, or call keras.utils.set_random_seed(...) first."
         ) from error
+    keep_order(graph)
+    if is_seeded:
+        variant = compat.dataset_from_graph(graph.SerializeToString())
+        ordered = compat.VariantDataset(variant, dataset.element_spec)
+        return (lambda _: ordered), True
 
     def open_pass(index):
         seeded = _with_seeds(graph, base, index)
@@ -54,6 +67,27 @@ def agreed_order(dataset, extended):
 
     in_functions = any(compat.is_unseeded_random(node) for f in graph.library.function for node in f.node_def)
     return open_pass, not in_functions
+
+
+def keep_order(graph) -> None:
+    """Has all steps of a dataset's GraphDef give their elements in the order of their input.
+
+    Args:
+        graph: The GraphDef; it is changed.
+    """
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    for node in nodes:
+        if "Dataset" not in node.op:
+            continue
+        if node.attr["deterministic"].s == b"false":
+            node.attr["deterministic"].s = b"true"
+        if node.attr["sloppy"].b:
+            node.attr["sloppy"].b = False
+        if node.op == "OptionsDataset":
+            node.attr["serialized_options"].s = compat.ordered_options(node.attr["serialized_options"].s)
+        for name in ("deterministic", "sloppy"):
+            if node.attr[name].WhichOneof("value") is None:
+                del node.attr[name]
 
 
 class PassOrder:
@@ -65,6 +99,7 @@ class PassOrder:
     """
 
     def __init__(self, dataset, graph):
+        keep_order(graph)
         self._graph = graph
         self._base = int(_fresh_seed()[0]) if compat.unseeded_steps(dataset) else None
         self._reshuffles = any(node.op in _WITH_SEED_GENERATOR for node in graph.node)

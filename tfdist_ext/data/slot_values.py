@@ -1,8 +1,8 @@
 """How does a batch carry the number of rows of every sub-batch?
 
 Keras hands a batch through `tf.function`, `Optional` and `tree.map_structure` before a strategy sees it
-again. A `PerSlot` is a `PerReplica` value (so that all of that works) with one tensor more: the rows of all
-sub-batches of the global batch, on every worker.
+again. A `PerSlot` is a `PerReplica` value (so that all of that works) with two tensors more: the rows of all
+sub-batches of the global batch, and a digest of it where every worker has seen all of it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ class PerSlot(compat.PerReplica):
 
     Attributes:
         rows: int64 tensor `[num_slots]`.
+        digest: Scalar int64 tensor, the same on all workers that cut the same rows; 0 where no worker knows them all.
     """
 
-    def __init__(self, values, rows):
+    def __init__(self, values, rows, digest=None):
         super().__init__(values)
         self.rows = rows
+        self.digest = tf.zeros([], tf.int64) if digest is None else digest
 
     @property
     def _type_spec(self):
@@ -52,14 +54,22 @@ class PerSlotSpec(tf.TypeSpec):
 
     @property
     def _component_specs(self):
-        return (*self._value_specs, self._rows_spec)
+        return (*self._value_specs, self._rows_spec, tf.TensorSpec([], tf.int64))
 
     def _to_components(self, value):
-        return (*value.values, value.rows)
+        return (*value.values, value.rows, value.digest)
 
     def _from_components(self, components):
-        *values, rows = components
-        return PerSlot(values, rows)
+        *values, rows, digest = components
+        return PerSlot(values, rows, digest)
+
+
+def digest_of(*structures) -> tf.Tensor:
+    """Returns the digest that the first distributed batch in `structures` carries, or 0."""
+    for leaf in tf.nest.flatten(structures):
+        if isinstance(leaf, PerSlot):
+            return leaf.digest
+    return tf.zeros([], tf.int64)
 
 
 def rows_of(*structures) -> tf.Tensor | None:

@@ -34,7 +34,7 @@ class Plan:
         logs: Structure of logs whose leaves are `("metric", metric, path)`, `("value", index)` or constants.
         log_dtypes: Dtype of each transported log value.
         method: The method of the optimizer that the step called.
-        specs: Type of each tensor of the set: gradients, updates, logs, and the replica's number of rows.
+        specs: Type of each tensor of the set: gradients, updates, logs, and `[rows, digest, 1]` of the replica.
     """
 
     gradient_variables: list
@@ -73,7 +73,7 @@ def kind_of_update(variable, tensor, verdict=None) -> str:
     return "mean"
 
 
-def pack(frame, is_first, recorder, scope, logs, generators=()):
+def pack(frame, is_first, recorder, scope, logs, digest, generators=()):
     """Turns what one replica computed into tensors to sum, and their plan.
 
     Args:
@@ -82,6 +82,7 @@ def pack(frame, is_first, recorder, scope, logs, generators=()):
         recorder: The replica's `Recorder`.
         scope: The replica's `RecordingScope`.
         logs: What the step returned.
+        digest: Scalar int64 tensor, the digest of the global batch as this worker knows it.
         generators: `tf.random.Generator`s of the model. They move on by themselves, but not on a replica without
             rows: the first one's state is everybody's.
 
@@ -117,7 +118,8 @@ def pack(frame, is_first, recorder, scope, logs, generators=()):
     plan.logs = tf.nest.map_structure(plan_log, logs)
     # Summed with the rest, so that it costs no message, and so in a dtype that is there already.
     doubles = any(not isinstance(t, tf.IndexedSlices) and t.dtype == tf.float64 for t in tensors)
-    tensors.append(tf.cast(frame.num_rows, tf.float64 if doubles else tf.float32))
+    rows_digest_replicas = tf.stack([frame.num_rows, digest, tf.ones([], tf.int64)])
+    tensors.append(tf.cast(rows_digest_replicas, tf.float64 if doubles else tf.float32))
     tensors = [t if isinstance(t, tf.IndexedSlices) else frame.mask(t) for t in tensors]
     plan.specs = [tf.type_spec_from_value(tensor) for tensor in tensors]
     return tensors, plan
@@ -184,19 +186,32 @@ def zeros_of(plan: Plan):
     return [zero(spec) for spec in plan.specs]
 
 
-def check_rows(counted, expected) -> None:
+def check_rows(counted, expected, digest) -> list:
     """Fails the step when the rows that the replicas computed are not those of the global batch.
 
     Args:
-        counted: Scalar float, the sum of all replicas' rows; exact below 2**24.
+        counted: `[rows, digests, replicas]`, float, the sums over all replicas that have rows; exact below 2**24.
         expected: Scalar int64, the rows of the global batch as this worker knows it.
+        digest: Scalar int64, the digest of the global batch as this worker knows it.
+
+    Returns:
+        The checks, for nothing to be applied before; none when executing eagerly.
     """
-    tf.debugging.assert_equal(
-        tf.cast(counted, tf.int64),
+    counted = tf.cast(counted, tf.int64)
+    same_batch = tf.debugging.assert_equal(
+        counted[1],
+        counted[2] * digest,
+        message="The workers read different rows where they should read the same, each to compute its part. A source "
+        "shuffles by itself, or each worker lists its files in another order: seed it alike on all tasks, use "
+        "Dataset.shuffle, or set the dataset's auto_shard_policy to OFF to feed each worker its own.",
+    )
+    all_rows = tf.debugging.assert_equal(
+        counted[0],
         expected,
         message="The workers cut this batch out of global batches of different sizes. Give every worker the same "
         "dataset, or set its auto_shard_policy to OFF to feed each worker its own.",
     )
+    return [] if tf.executing_eagerly() else [same_batch, all_rows]
 
 
 def new_values(plan: Plan, summed_updates, num_rows):

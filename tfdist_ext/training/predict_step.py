@@ -68,7 +68,9 @@ class PredictStep:
             specs[:] = [tf.type_spec_from_value(tensor) for tensor in flat]
             updates = []
             if scope.assigned:
-                updates, plans[local] = computed.pack(frame, is_first, recorder, scope, None)
+                updates, plans[local] = computed.pack(
+                    frame, is_first, recorder, scope, None, tf.zeros([], tf.int64)
+                )
             return [*flat, *updates]
 
         if not may_be_empty:
@@ -94,7 +96,7 @@ def _commit(extended, plan, per_replica) -> None:
 
     def update(local):
         values = [value[local] for value in summed]
-        for variable, value in computed.new_values(plan, values[: len(plan.updates)], values[-1]):
+        for variable, value in computed.new_values(plan, values[: len(plan.updates)], values[-1][0]):
             variable.assign(value)
 
     extended.update_each_local_replica(update)

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdist_ext.data import slot_values
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training import computed, optimizers, random_ops, step_batches, step_trial, step_verdict
 from tfdist_ext.training.recorder import NeedsInPlace, Recorder, RecordingScope, watching_results
@@ -75,9 +76,11 @@ class _Step:
         self._report_uncovered_randomness()
         loss_scale = functools.partial(optimizers.loss_scale_of, self._optimizer)
         summed = strategy.extended.sum_step(per_replica, self._name, plan.gradient_variables, loss_scale)
+        checks = []
         if strategy.extended.num_workers > 1:
-            computed.check_rows(summed[-1][0], tf.reduce_sum(rows))
-        return self._apply(strategy, plan, summed)
+            checks = computed.check_rows(summed[-1][0], tf.reduce_sum(rows), slot_values.digest_of(data))
+        with tf.control_dependencies(checks):
+            return self._apply(strategy, plan, summed)
 
     def _run_alone(self, strategy, data):
         with frames.entered(strategy.frame_of_this_replica(None)):
@@ -110,9 +113,10 @@ class _Step:
     def _compute_once(self, strategy, data, rows, may_be_empty):
         plans: dict = {}
         metrics = self.model.metrics
+        digest = slot_values.digest_of(data)
         with watching_results(metrics):
             per_replica = strategy.extended.call_for_each_replica(
-                lambda batch: self._compute_on_replica(strategy, batch, rows, may_be_empty, plans),
+                lambda batch: self._compute_on_replica(strategy, batch, rows, digest, may_be_empty, plans),
                 args=(data,),
             )
         if len(self.model.metrics) != len(metrics):
@@ -124,7 +128,7 @@ class _Step:
         ]
         return values, plans[0]
 
-    def _compute_on_replica(self, strategy, data, rows, may_be_empty, plans):
+    def _compute_on_replica(self, strategy, data, rows, digest, may_be_empty, plans):
         local = tf.distribute.get_replica_context()._replica_id
         frame = strategy.frame_of_this_replica(rows)
         is_first = step_batches.is_first_with_rows(rows, frame.slot)
@@ -139,7 +143,9 @@ class _Step:
             with frames.entered(frame), scope:
                 logs = self.python_step(batch)
             generators = random_ops.generators_of(self.model)
-            tensors, plans[local] = computed.pack(frame, is_first, frame.recorder, scope, logs, generators)
+            tensors, plans[local] = computed.pack(
+                frame, is_first, frame.recorder, scope, logs, digest, generators
+            )
             return tensors
 
         if not may_be_empty:
@@ -175,7 +181,9 @@ class _Step:
         logs = summed[plan.num_gradients + len(plan.updates) : -1]
 
         def update(local):
-            assignments = computed.new_values(plan, [values[local] for values in updates], summed[-1][local])
+            assignments = computed.new_values(
+                plan, [values[local] for values in updates], summed[-1][local][0]
+            )
             if gradients:
                 optimizers.apply(
                     self._optimizer, [g[local] for g in gradients], plan.gradient_variables, plan.method

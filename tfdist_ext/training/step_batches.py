@@ -26,8 +26,10 @@ def as_slots(strategy, data):
         _without_none(data), extended.local_slots, strategy.num_replicas_in_sync, known
     )
     parts = [_with_none(data, part) for part in parts]
+    # Every worker was given the whole batch: was it the same?
+    digest = batches.digest(_without_none(data)) if extended.num_workers > 1 else None
     data = keras.tree.map_structure(
-        lambda *values: None if values[0] is None else slot_values.PerSlot(values, rows), *parts
+        lambda *values: None if values[0] is None else slot_values.PerSlot(values, rows, digest), *parts
     )
     empty = known is None or known < strategy.num_replicas_in_sync
     return data, rows, empty
