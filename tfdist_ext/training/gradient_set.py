@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfdist_ext.strategies import reach
 from tfdist_ext.strategies.parameter_server_variables import device_of_task
 from tfdist_ext.training.packing import Packing
 from tfdist_ext.training.pulled import Pulled, is_sharded, owner_of_rows, shards_of
@@ -71,6 +72,7 @@ class SetLayout:
         self.scale_positions = [
             None if a.scale is None else self._add(a.scale, FIRST_PS) for a in recorder.applications
         ]
+        self.counted: set[int] = set()  # Of integer variables that count rows.
         self.updates = [self._add_update(v, scope, pulled) for v in scope.assigned.values()]
         self.logs = self._plan_logs(recorder, logs)
         self.weight_position = self._add(weight, FIRST_PS)
@@ -173,6 +175,8 @@ class SetLayout:
             )
         if new.dtype == tf.bool:
             return variable, self._add(new, device), None
+        if new.dtype.is_integer and reach.is_computed_from_the_batch(new):
+            self.counted.add(id(variable))
         change = new - pulled.value(variable)
         return variable, self._add(new, device), self._add(change, device)
 

@@ -49,7 +49,7 @@ def new_values(layout: SetLayout, sets: Sequence[ReceivedSet], shares, is_fresh:
 
     Totals (aggregation "sum", as in metrics) add up. Other floats of fresh sets become the mean of what the sets
     assigned, weighted by rows; a stale set did not see the present value, so that its change is added instead.
-    Integers move on as one set moved them.
+    Integers that count rows add up, others move on as one set moved them.
 
     Args:
         layout: The layout of the sets.
@@ -63,7 +63,7 @@ def new_values(layout: SetLayout, sets: Sequence[ReceivedSet], shares, is_fresh:
             current = tf.convert_to_tensor(variable._value)
             if change is None:
                 value = sets[0].new_value(index)
-            elif variable.aggregation == "sum":
+            elif variable.aggregation == "sum" or id(variable) in layout.counted:
                 value = current
                 for received in sets:
                     value = value + received.change(index)
@@ -80,8 +80,9 @@ def _moved(current, pairs, shares, is_fresh: bool):
     if not averages:
         new, change = pairs[0]
         return new if is_fresh else current + change
-    picked = [new if is_fresh else change for new, change in pairs]
-    mean = _weighted_sum(picked, shares)
+    # In double precision, so that what all sets agree on stays exactly that.
+    picked = [tf.cast(new if is_fresh else change, tf.float64) for new, change in pairs]
+    mean = tf.cast(_weighted_sum(picked, shares), current.dtype)
     return mean if is_fresh else current + mean
 
 
