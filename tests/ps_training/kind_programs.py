@@ -78,3 +78,27 @@ def unordered_rows(cluster):
         model.fit(pipeline.batch(2), verbose=0)
         counts[name] = model.get_weights()[0].ravel().tolist()
     return counts
+
+
+def steps_by_hand(cluster):
+    """Returns, by loss, the largest difference of a run in rounds of two batches of two, or the words of a refusal."""
+    keras.config.set_floatx("float64")
+    data = oracle.regression_data(rows=12)
+    results = {}
+    for name in (
+        "mean",
+        "sum over the batch size",
+        "rows' losses over the batch size",
+        "Keras' sum",
+        "ratio of sums",
+    ):
+        make = functools.partial(programs.by_hand, programs.STEP_LOSSES[name])
+        expected = oracle.train(None, make, oracle.batched(data, 4))
+        placed = models.strategy(cluster, "synchronous")
+        try:
+            actual = oracle.train(placed, make, oracle.batched(data, 2))
+        except NotImplementedError as error:
+            results[name] = str(error)
+        else:
+            results[name] = oracle.largest_difference(actual, expected)
+    return results

@@ -23,3 +23,11 @@ def test_f19_any_loss_where_a_batch_is_a_step_and_sums_in_rounds(chief):
 def test_f8_rows_of_pipelines_without_order_are_applied_once(chief):
     for name, counts in chief(programs.unordered_rows).items():
         assert counts == [1.0] * 12, name
+
+
+def test_f19_losses_by_hand_in_rounds(chief):
+    """A round is one batch of four rows on one device."""
+    result = chief(programs.steps_by_hand)
+    assert "is no mean and no sum over the rows" in result.pop("ratio of sums")
+    for name, found in result.items():
+        assert found <= oracle.TOLERANCE, name

@@ -93,17 +93,44 @@ def test_f19_own_compute_loss():
 def test_f19_a_layer_that_adds_a_sum():
     # Keras' loss is a mean and the layer's a sum: one replica computes the whole batch.
     def make():
-        model = keras.Sequential([keras.Input((3,)), programs.SumsUp(), keras.layers.Dense(1)])
+        layers = [keras.layers.Dense(2), programs.SumsUp(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
         model.compile(keras.optimizers.SGD(0.01), "mse")
         return model
 
     assert_equal_to_one_device(make, regression())
 
 
+class RunningMaximum(keras.metrics.Metric):
+    """No sum: the largest error seen."""
+
+    def __init__(self):
+        super().__init__(name="largest_error")
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = keras.ops.max(keras.ops.abs(y_true - y_pred))
+        self.largest.assign(keras.ops.maximum(self.largest, error))
+
+    def result(self):
+        return self.largest
+
+
+def test_f19_a_metric_that_is_no_sum_is_right_in_evaluation(caplog):
+    def make():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[RunningMaximum()])
+        return model
+
+    runs = [oracle.train(strategy, make, regression()) for strategy in (None, oracle.mirrored(2))]
+    assert runs[0]["evaluation"] == pytest.approx(runs[1]["evaluation"], abs=oracle.TOLERANCE)
+    assert "`largest_error/largest`" in caplog.text  # In training it is named.
+
+
 def test_f19_a_step_that_cannot_be_tried_says_so(caplog):
     # Two of three targets are refused by the step's own check, so that random rows never pass.
     def checked(model, x, y):
-        tf.debugging.assert_less(tf.reduce_max(tf.abs(x)), 0.05, message="too large")
+        tf.debugging.assert_less(tf.reduce_max(tf.abs(x)), tf.constant(0.05, x.dtype), message="too large")
         return tf.reduce_mean(tf.square(y - model(x)))
 
     x, y = oracle.regression_data(rows=8)

@@ -243,10 +243,11 @@ def test_h24_scopes_of_others_are_named():
         pytest.raises(ValueError, match="made outside the scope of the `MirroredStrategy`"),
     ):
         unscoped.compile("sgd", "mse")
-    metric = keras.metrics.MeanAbsoluteError()
+    with other.scope():
+        metric = keras.metrics.MeanAbsoluteError()
     with strategy.scope():
         late = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
-        with pytest.raises(ValueError, match="metric `mean_absolute_error` was made outside"):
+        with pytest.raises(ValueError, match="metric `mean_absolute_error` was made in the scope of another"):
             late.compile("sgd", "mse", metrics=[metric])
 
 
@@ -307,7 +308,10 @@ def test_h5_summaries_have_the_tags_of_one_device(tmp_path):
             model.compile("sgd", "mse")
         with tf.summary.create_file_writer(str(tmp_path / name)).as_default():
             model.fit(oracle.batched(oracle.regression_data(rows=5), 4), verbose=0)
-    assert tags_of(tmp_path / "two") == tags_of(tmp_path / "one") == ["model/summarized/mean"] * 2
+    # One a step, whatever number Keras gives the model.
+    tags = tags_of(tmp_path / "one")
+    assert tags_of(tmp_path / "two") == tags and len(tags) == 2
+    assert all(tag.endswith("/mean") and "cond" not in tag for tag in tags)
 
 
 def test_h26_jit_compile_is_no_error(caplog):

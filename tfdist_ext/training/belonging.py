@@ -61,11 +61,11 @@ def check_compiled(model) -> None:
     given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
     for metric in keras.tree.flatten(given):
         if isinstance(metric, keras.metrics.Metric) and any(
-            made_in is not own for made_in in compat.strategies_of_variables(metric.variables)
+            made_in not in (own, None) for made_in in compat.strategies_of_variables(metric.variables)
         ):
             raise ValueError(
-                f"The metric `{metric.name}` was made outside the scope of the model's strategy, {named(own)}, so its "
-                "variables are not on the strategy's devices. Make it inside `with strategy.scope():`."
+                f"The metric `{metric.name}` was made in the scope of another strategy than the model's, {named(own)}: "
+                "its variables are on other devices. Make it inside `with strategy.scope():`."
             )
 
 

@@ -14,6 +14,9 @@ class PredictStep:
     """`model.predict_step` under a synchronous strategy; rows come back in the order of the input.
 
     What layers assign is committed once, as in training: a seed generator moves on.
+
+    Args:
+        model: Keras model.
     """
 
     def __init__(self, model):

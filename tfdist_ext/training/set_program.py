@@ -40,19 +40,20 @@ class SetProgram:
         caches: True when workers compute on variables that they fetched before.
         compensation: `DelayCompensation`, or None.
         round_size: Sets of a step.
+        sums: True where the losses of the step are sums over rows that no Keras loss computes.
         argument_specs: Specs of what `step` takes besides the batch.
     """
 
     def __init__(
         self, strategy, step, batch_spec, variables, metrics=(), *, trains, pushes=False, caches=False,
-        compensation=None, round_size=1, argument_specs=(),
+        compensation=None, round_size=1, sums=False, argument_specs=(),
     ):  # fmt: skip
         self._strategy, self._step, self._metrics = strategy, step, list(metrics)
         self._spec = batch_spec
         self._trains = trains
         self.pushes, self._caches = pushes, caches
         self._compensation = compensation
-        self._round_size = round_size
+        self._round_size, self._sums = round_size, sums
         self._fixed_share: float | None = None
         self.layout: Any = None  # `SetLayout`, once traced.
         self.pulled: Any = None  # `Pulled`, once traced.
@@ -145,6 +146,8 @@ class SetProgram:
         weight = losses.weight_of_set(frame, rows)
         if self._round_size > 1 and losses.are_all_sums(frame):
             self._fixed_share = 1 / self._round_size
+        elif self._sums:
+            self._fixed_share = 1.0
         layout = SetLayout(recorder, scope, pulled, logs, weight, self._strategy.wire_dtype)
         self.uses_draw = self.uses_draw or frame.drew
         if self.layout is None:

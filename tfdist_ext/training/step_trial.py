@@ -8,6 +8,7 @@ gives the value of the whole. Nothing is applied or assigned; dropout is off and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -68,12 +69,22 @@ class _TrialRecorder(ResultNotes):
 
     def record_apply(self, frame, optimizer, gradients, variables, method="apply"):
         variables = list(optimizer._trainable_variables if variables is None else variables)
-        own = {
-            id(v): tf.convert_to_tensor(frames.weighted_by_share(frame, g)).numpy()
-            for g, v in zip(gradients, variables, strict=True)
-            if g is not None
-        }
+        own: dict = {}
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None:
+                own.update(_parts(id(variable), frames.weighted_by_share(frame, gradient)))
         self._trial.applications.append(own)
+
+
+def _parts(key: int, gradient) -> dict:
+    """Returns a gradient as arrays; of a table only the rows that were touched."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return {key: tf.convert_to_tensor(gradient).numpy()}
+    rows, positions = np.unique(gradient.indices.numpy(), return_inverse=True)
+    values = gradient.values.numpy()
+    sums = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+    np.add.at(sums, positions, values)
+    return {(key, int(row)): value for row, value in zip(rows, sums, strict=True)}
 
 
 class _Dropped(keras.StatelessScope):
@@ -98,7 +109,9 @@ def is_users_own(model, python_step_name: str) -> bool:
         function = getattr(type(model), name, None)
         if function is not None and not _is_known(function.__module__):
             return True
-    parts = [*model._flatten_layers(), *model.metrics]
+    # Those given to `compile` are inside of one metric.
+    metrics = [part for metric in model.metrics for part in (metric, *getattr(metric, "metrics", ()))]
+    parts = [*model._flatten_layers(), *metrics]
     return any(not _is_known(type(part).__module__) for part in parts)
 
 
@@ -136,14 +149,23 @@ def verdict_of(strategy, model, step, specs) -> Verdict:
 
 def _try(strategy, model, step, specs) -> Verdict:
     with strategy.scope(), compat.keeping_values(model), tf.summary.record_if(False):
-        context = compat.ReplicaContext(strategy, replica_id_in_sync_group=0)
-        with context, tf.device(strategy.extended.worker_devices[0]):
+        with _on_one_replica(strategy):
             num_metrics = len(model.metrics)
             verdict, together = _judged(strategy, model, step, specs)
             if len(model.metrics) != num_metrics:  # Made on the way, so that their results were not watched.
                 verdict, together = _judged(strategy, model, step, specs)
     _tell(model, verdict, together)
     return verdict
+
+
+@contextlib.contextmanager
+def _on_one_replica(strategy):
+    if strategy.num_replicas_in_sync == 1:  # Parameter servers: variables are read as they are.
+        yield
+        return
+    context = compat.ReplicaContext(strategy, replica_id_in_sync_group=0)
+    with context, tf.device(strategy.extended.worker_devices[0]):
+        yield
 
 
 def _judged(strategy, model, step, specs) -> tuple[Verdict, Trial]:
@@ -202,10 +224,11 @@ def _run(strategy, model, step, batch, part, others, verdict) -> Trial:
     trial = Trial(others, is_first_part=part == 0)
     total = sum(ROWS)
     rows = total if part is None else ROWS[part]
+    num_slots = max(2, strategy.num_replicas_in_sync)
     frame = frames.Frame(
-        strategy, part or 0, strategy.num_replicas_in_sync,
+        strategy, part or 0, num_slots,
         share=tf.constant(rows / total, tf.float64), num_rows=tf.constant(rows, tf.int64),
-        rows=tf.constant([*ROWS, *[0] * (strategy.num_replicas_in_sync - 2)], tf.int64),
+        rows=tf.constant([*ROWS, *[0] * (num_slots - 2)], tf.int64),
         is_whole=part is None, recorder=_TrialRecorder(trial), trial=trial, verdict=verdict,
     )  # fmt: skip
     scope = _Dropped()
@@ -224,11 +247,12 @@ def _run(strategy, model, step, batch, part, others, verdict) -> Trial:
 def _tell(model, verdict: Verdict, together: Trial) -> None:
     if verdict.needs_whole_batch:
         logging.warning(
-            "A loss of model `%s` is no mean and no sum over the rows of a batch, and no Keras loss: one replica "
-            "computes the whole batch while the others wait. Results are those of one device. A loss given to "
+            "A loss or a result of model `%s` is no mean and no sum over the rows of a batch, and no Keras loss: one "
+            "replica computes the whole batch while the others wait. Results are those of one device. A loss given to "
             "`compile` is distributed whatever it is.",
             model.name,
         )
+        return
     strange = [v.path for key, (v, *_) in together.updates.items() if verdict.updates.get(key) == "neither"]
     if strange:
         logging.warning(
@@ -238,7 +262,7 @@ def _tell(model, verdict: Verdict, together: Trial) -> None:
             ", ".join(f"`{path}`" for path in strange),
         )
     numbers = sum(kind is Kind.NEITHER for kind in [*verdict.scalars, *verdict.logs])
-    if numbers and not verdict.needs_whole_batch:
+    if numbers:
         logging.warning(
             "%d number(s) that steps of model `%s` log are no mean and no sum over rows: they are averaged by rows.",
             numbers,

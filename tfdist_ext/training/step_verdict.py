@@ -40,8 +40,11 @@ class Verdict:
 
     @property
     def needs_whole_batch(self) -> bool:
-        """True where no way of adding up gives the gradients of the whole batch."""
-        return Kind.NEITHER in self.applications
+        """True where no way of adding up gives the gradients of the whole batch, or the results of an evaluation."""
+        results = [*self.scalars, *self.logs]
+        is_evaluation = not self.applications
+        strange = Kind.NEITHER in results or "neither" in self.updates.values()
+        return Kind.NEITHER in self.applications or (is_evaluation and strange)
 
     def is_sum(self, application: int) -> bool:
         """Returns True where the loss of an application of gradients is a sum over rows."""
