@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from typing import Any
 
 import keras
@@ -104,19 +105,47 @@ class _Dropped(keras.StatelessScope):
 
 
 def is_users_own(model, python_step_name: str) -> bool:
-    """Returns True where a step of a model runs code that is not Keras' or this package's."""
+    """Returns True where a step of a model may do something to rows that Keras and this package do not know.
+
+    A layer of the user's own does where it keeps a state or adds a loss; what else it computes is for Keras to sum up.
+    """
     for name in (python_step_name, "compute_loss", "compute_metrics"):
         function = getattr(type(model), name, None)
         if function is not None and not _is_known(function.__module__):
             return True
     # Those given to `compile` are inside of one metric.
     metrics = [part for metric in model.metrics for part in (metric, *getattr(metric, "metrics", ()))]
-    parts = [*model._flatten_layers(), *metrics]
-    return any(not _is_known(type(part).__module__) for part in parts)
+    if any(not _is_known(type(metric).__module__) for metric in metrics):
+        return True
+    layers = [layer for layer in model._flatten_layers() if not _is_known(type(layer).__module__)]
+    return any(_keeps_state(layer) or _mentions(type(layer), "add_loss") for layer in layers)
 
 
 def _is_known(module: str) -> bool:
     return module.split(".")[0] in ("keras", "tfdist_ext")
+
+
+def _keeps_state(layer) -> bool:
+    return bool(layer._non_trainable_variables) or any(
+        isinstance(value, tf.Variable) for value in vars(layer).values()
+    )
+
+
+def _mentions(kind: type, name: str) -> bool:
+    """Returns True where a method of a class of the user's own uses an attribute of this name."""
+    pending = [
+        method.__code__
+        for owner in kind.__mro__
+        if not _is_known(owner.__module__)
+        for method in vars(owner).values()
+        if isinstance(method, types.FunctionType)
+    ]
+    while pending:
+        code = pending.pop()
+        if name in code.co_names:
+            return True
+        pending += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return False
 
 
 def verdict_of(strategy, model, step, specs) -> Verdict:
