@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_ext import compat
+from tfdist_ext.data.worker_dataset import WorkerDataset
 from tfdist_ext.strategies.parameter_server import ParameterServerStrategy
 from tfdist_ext.strategies.synchronous_strategy import SynchronousStrategy
 
@@ -85,7 +86,9 @@ def check_data(model, x=None, validation_data=None, class_weight=None) -> None:
     for data in (x, validation_data):
         if not isinstance(data, tf.distribute.DistributedDataset):
             continue
-        made_by = getattr(data, "_strategy", None)
+        made_by = data.strategy if isinstance(data, WorkerDataset) else getattr(data, "_strategy", None)
+        if made_by is None and isinstance(own, ParameterServerStrategy):
+            continue  # A dataset that workers open by themselves knows no strategy.
         if made_by is not own and any(isinstance(one, _OURS) for one in (made_by, own)):
             raise ValueError(
                 f"Model `{model.name}` belongs to {named(own)}, and its dataset was distributed by {named(made_by)}. "
