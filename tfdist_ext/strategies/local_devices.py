@@ -28,9 +28,9 @@ def checked(devices) -> list[str]:
         for device in tf.config.list_logical_devices()
         if device.device_type in ("CPU", "GPU", "TPU")
     ]
-    names = [getattr(device, "name", device) for device in devices]
+    names = [str(getattr(device, "name", device)) for device in devices]
     short = [_short(name) for name in names]
-    known = {_short(name) for name in there}
+    known = {device for device in map(_short, there) if device is not None}
     for name, device in zip(names, short, strict=True):
         if device not in known:
             raise ValueError(

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist_ext import compat, errors
 from tfdist_ext.collectives import StreamAbandoned
-from tfdist_ext.data import distributed_dataset
+from tfdist_ext.data import datasets_of_functions, distributed_dataset
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies.metric_variable import MetricVariable
 
@@ -233,8 +233,8 @@ class SynchronousExtended(_Extended):
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         if _asks_for_per_replica_pipelines(options):
-            return distributed_dataset.from_function_of_replicas(dataset_fn, self._container_strategy())
-        return distributed_dataset.from_function(dataset_fn, self._container_strategy())
+            return datasets_of_functions.from_function_of_replicas(dataset_fn, self._container_strategy())
+        return datasets_of_functions.from_function(dataset_fn, self._container_strategy())
 
 
 def _is_float(variable_arguments) -> bool:

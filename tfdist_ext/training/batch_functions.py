@@ -61,13 +61,14 @@ def _batches(arguments) -> Iterator[tuple[list, list]]:
     for targets, outputs in (("classes", "fractions"), ("fractions", "fractions"), ("numbers", "numbers")):
         generator = np.random.default_rng(7)
         kinds = [targets, *[outputs] * (len(arguments) - 1)]
-        yield tuple(
+        first, second = (
             [
                 draw(generator, kind, shape, dtype, rows)
                 for kind, (shape, dtype) in zip(kinds, arguments, strict=True)
             ]
             for rows in _ROWS
         )
+        yield first, second
 
 
 def draw(generator, kind: str, shape, dtype, rows: int):

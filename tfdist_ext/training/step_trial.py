@@ -214,12 +214,13 @@ def _judged(strategy, model, step, specs) -> tuple[Verdict, Trial]:
 
     together = _run(strategy, model, step, whole, None, None, None)
     runs = run()
-    verdict = compare(*runs, together, tolerance)
+    verdict = compare(runs[0], runs[1], together, tolerance)
     if verdict.needs_whole_batch and not same(run()[0], runs[0]):
         raise CannotTry("it draws random numbers that no `keras.random.SeedGenerator` seeds")
     if Kind.SUM in verdict.scalars:
         # Metrics that are fed a sum are right once it is known to be one.
-        verdict.updates = compare(*run(verdict), together, tolerance).updates
+        one, other = run(verdict)
+        verdict.updates = compare(one, other, together, tolerance).updates
     return verdict, together
 
 
