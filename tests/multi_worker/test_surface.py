@@ -8,14 +8,17 @@ import tensorflow as tf
 from tests.multi_worker.agreement import make_strategy
 from tests.multi_worker.test_pipelines_of_replicas import PER_REPLICA, rows_of_pipeline
 from tests.single_host import oracle
-from tests.single_host.test_surface import RAGGED, SPARSE, OfRagged, functional_of_sparse
+from tests.single_host.test_surface import OfRagged, functional_of_sparse, ragged, sparse
 
 
 def rows_of_every_kind(distributed):
     keras.config.set_floatx("float64")
     strategy = make_strategy(distributed)
     runs, predictions = {}, {}
-    for name, make_model, rows in (("ragged", OfRagged, RAGGED), ("sparse", functional_of_sparse, SPARSE)):
+    for name, make_model, rows in (
+        ("ragged", OfRagged, ragged()),
+        ("sparse", functional_of_sparse, sparse()),
+    ):
 
         def make(make_model=make_model):
             model = make_model()
