@@ -11,7 +11,7 @@ def checked(devices) -> list[str]:
     """Returns the names of the devices of a mirrored strategy.
 
     Args:
-        devices: Names ("GPU:0", "/device:CPU:1"), or `tf.config.LogicalDevice`s; all GPUs, else all CPUs, for None
+        devices: Names ("GPU:0", "/device:CPU:1"), or objects of `tf.config.LogicalDevice`; all GPUs, else all CPUs, for None
             and an empty list.
 
     Raises:

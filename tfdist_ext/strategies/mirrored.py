@@ -120,7 +120,7 @@ class MirroredStrategy(SynchronousStrategy, tf.distribute.MirroredStrategy):
     included.
 
     Args:
-        devices: Device names or `tf.config.LogicalDevice`s; all GPUs by default, else all (logical) CPUs.
+        devices: Device names, or objects of `tf.config.LogicalDevice`; all GPUs by default, else all (logical) CPUs.
         cross_device_ops: Instance of `tf.distribute.CrossDeviceOps` that sums gradients. By default NCCL on
             GPUs, and a sum in the fixed order of the replicas on CPUs.
 
