@@ -160,3 +160,9 @@ def test_g13_two_builds_of_tensorflow_are_named(visit, monkeypatch, tmp_path, ot
     code, text = visit(config(LOCAL))
     assert code == 1 and "2 builds of TensorFlow" in text and f"{other} 2.20.0" in text
     assert f"pip uninstall -y {' '.join(sorted([own, other]))}" in text
+
+
+def test_h16_a_fault_of_the_cluster_hides_no_fault_of_the_task(visit):
+    code, text = visit(config({"worker": ["10.0.0.1:1", "10.0.0.1:1"]}, "worker", 2))
+    assert code == 1 and text.count("PROBLEM: ") == 2
+    assert "have the same address" in text and "This task is worker:2" in text

@@ -77,7 +77,7 @@ def faults_in(config: str | Mapping[str, Any]) -> tuple[str, ...]:
     members = [(Task(job, index), address) for job in jobs for index, address in jobs[job].items()]
     members.sort(key=lambda member: (JOBS.index(member[0].type), member[0].index))
     # With a job that could not be read, a task that is not there may be one of that.
-    seems_absent = found and task is not None and task.type not in jobs
+    seems_absent = bool(found) and task is not None and task.type not in jobs
     named = [member for member in members if member[1] is not _UNREADABLE]
     found += faults_of(named, None)
     if task is not None and not seems_absent:

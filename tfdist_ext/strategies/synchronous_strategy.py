@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -128,17 +127,15 @@ class SynchronousStrategy(_Strategy):
 
     def _traced(self, function):
         """Returns a tf.function that runs the Python function of `function` on each replica, traced once."""
-        if function not in self._traced_functions:
+        # Kept by the function: the clone refers to it, so that a table of the strategy would hold both for ever.
+        traced = vars(function).setdefault("_tfdist_ext_traced", weakref.WeakKeyDictionary())
+        if self not in traced:
 
             def run_in_graph(*args, **kwargs):
                 return self.run(function.python_function, args, kwargs)
 
-            self._traced_functions[function] = compat.clone_function(function, run_in_graph)
-        return self._traced_functions[function]
-
-    @functools.cached_property
-    def _traced_functions(self):
-        return weakref.WeakKeyDictionary()
+            traced[self] = compat.clone_function(function, run_in_graph)
+        return traced[self]
 
     def _with_frame(self, fn, rows):
         converted = compat.convert_user_function(fn)
