@@ -9,12 +9,19 @@ ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "tfdist_ext/__init__.py").read_text(), re.MULTILINE)[
     1
 ]
+# The builds of TensorFlow write the same files, so that two of them in one environment break each other: whoever
+# installs this package says which one, or has one.
+CPU = ["tensorflow>=2.20,<2.22"]
+CUDA = ["tensorflow[and-cuda]>=2.20,<2.22"]
+# libtpu 0.0.52 ends every process of this TensorFlow: "ConfigureDistributedTpuOp_DoWork not available".
+TPU = ["tensorflow-tpu>=2.20,<2.22", "libtpu>=0.0.14,<0.0.22"]
 PLACEMENT = ["scipy>=1.11"]
 # TensorFlow Datasets imports importlib_resources for MovieLens without asking for it.
 EXAMPLES = ["importlib_resources>=6.0", "matplotlib>=3.8"]
 NOTEBOOKS = ["ipykernel>=6.29", "nbclient>=0.10", *EXAMPLES, *PLACEMENT]
 DOCS = ["myst-parser>=4.0", "sphinx>=8.0"]
-TEST = [
+# The tools alone, for an environment with a build of TensorFlow of its own.
+TEST_TOOLS = [
     "hypothesis>=6.100",
     "mypy>=1.11",
     "pytest>=8.0",
@@ -23,6 +30,7 @@ TEST = [
     *DOCS,
     *NOTEBOOKS,
 ]
+TEST = [*TEST_TOOLS, *CPU]
 
 setuptools.setup(
     name="tfdist_ext",
@@ -42,15 +50,18 @@ setuptools.setup(
         "keras>=3.15,<3.17",
         "numpy>=1.26",
         "pyzmq>=25.0",
-        "tensorflow>=2.20,<2.22",
         "tensorflow-datasets>=4.9.6",
     ],
     extras_require={
+        "cpu": CPU,
+        "cuda": CUDA,
+        "tpu": TPU,
         "placement": PLACEMENT,
         "examples": EXAMPLES,
         "notebooks": NOTEBOOKS,
-        "docs": DOCS,
+        "docs": [*DOCS, *CPU],
         "test": TEST,
+        "test_tools": TEST_TOOLS,
         "dev": [*TEST, "build>=1.0", "pre-commit>=3.0"],
     },
     entry_points={"console_scripts": ["tfdist-ext = tfdist_ext.launch.command:main"]},

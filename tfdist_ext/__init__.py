@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfdist_ext import builds
 from tfdist_ext.errors import (
     AuthenticationError,
     CheckpointCorruptError,
@@ -152,12 +153,17 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used (PEP 562)."""
-    if name in _SUBMODULES:
-        return importlib.import_module(f"tfdist_ext.{name}")
-    if name in _MODULE_OF:
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-        globals()[name] = value
-        return value
+    try:
+        if name in _SUBMODULES:
+            return importlib.import_module(f"tfdist_ext.{name}")
+        if name in _MODULE_OF:
+            value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+            globals()[name] = value
+            return value
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ModuleNotFoundError(f"`tfdist_ext.{name}`: {builds.MISSING}", name=error.name) from None
     raise AttributeError(f"module 'tfdist_ext' has no attribute {name!r}")
 
 

@@ -903,6 +903,23 @@ def is_compiled(op) -> bool:
     return op.node_def.attr["_XlaMustCompile"].b if "_XlaMustCompile" in op.node_def.attr else False
 
 
+def is_compiled_function(concrete) -> bool:
+    """Returns True for a ConcreteFunction of a function with `jit_compile=True`; False for a FuncGraph."""
+    attributes = concrete.function_def.attr if hasattr(concrete, "function_def") else {}
+    # Looking up what is not there would add it to the function.
+    return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
+
+
+def let_slurm_have_no_gpus(resolver) -> None:
+    """Mends a `SlurmClusterResolver` of hosts without GPUs, which counts tasks in steps of their GPUs, here none."""
+    if (
+        isinstance(resolver, tf.distribute.cluster_resolver.SlurmClusterResolver)
+        and not resolver._gpus_per_task
+    ):
+        resolver._gpus_per_task, resolver._auto_set_gpu = 1, False
+        resolver._gpus_per_node = max(resolver._task_configuration.values())
+
+
 def registered_flops(op) -> float | None:
     """Returns TensorFlow's count of an operation's floating-point operations, or None where it has none."""
     try:

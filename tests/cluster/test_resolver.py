@@ -1,9 +1,11 @@
 """The argument beats TF_CONFIG, and TF_CONFIG beats one task."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from tfdist_ext.cluster import ClusterSpecification, Task, as_tf_resolver, from_tf_config, resolve
 from tfdist_ext.cluster import environment as environment_lib
@@ -77,3 +79,40 @@ def test_importing_the_package_and_the_cluster_leaves_tensorflow_alone():
 
 def test_from_tf_config_and_resolve_agree():
     assert resolve(environ=ENVIRON) == from_tf_config(ENVIRON["TF_CONFIG"])
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """Three tasks on two hosts without GPUs, as Slurm describes them; this is the second."""
+    variables = {
+        "PROCID": "1",
+        "STEP_NUM_TASKS": "3",
+        "STEP_NODELIST": "n[1-2]",
+        "STEP_TASKS_PER_NODE": "2,1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as it was")
+    return monkeypatch
+
+
+def test_h25_slurm_on_hosts_without_gpus(slurm):
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=0)
+    cluster = resolve(resolver)
+    assert [address for _, address in cluster.members] == ["n1:8888", "n1:8889", "n2:8888"]
+    assert str(cluster.task) == "worker:1"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "as it was"
+    assert resolve(resolver) == cluster
+
+
+def test_h25_a_damaged_slurm_environment_is_one_sentence(slurm):
+    slurm.setenv("SLURM_PROCID", "7")
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=3)
+    with pytest.raises(
+        ClusterSpecError, match="SlurmClusterResolver cannot say which tasks there are"
+    ) as caught:
+        resolve(resolver)
+    assert "\n" not in str(caught.value)
+    without = tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=0)
+    with pytest.raises(ClusterSpecError, match="does not say which task this process is"):
+        resolve(without)

@@ -64,10 +64,13 @@ def test_ranks_are_a_permutation(cluster):
     max_leaves=12,
 ))  # fmt: skip
 def test_whatever_the_json_nothing_but_our_error_is_raised(content):
+    faults = tf_config.faults_in(json.dumps(content))
     try:
         from_tf_config(json.dumps(content))
     except ClusterSpecError as error:
-        assert str(error)
+        assert str(error) == faults[0]
+    else:
+        assert not faults
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ COMMANDS = [(page, line, command) for page in READ.values() for line, command in
 # What installs the package, or starts this very test: `.ci/run` runs the lines of README in a new environment, and
 # tests/launch runs the demo.
 RUN_BY_CI = {
-    "python3 -m venv .venv && . .venv/bin/activate && pip install -e . && tfdist-ext demo",
+    "python3 -m venv .venv && . .venv/bin/activate && pip install -e '.[cpu]' && tfdist-ext demo",
     *(command for page, _, command in COMMANDS if page.path == "README.md" and "pytest" in command),
 }
 # Nothing else on a page may be of another language than these.

@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from tfdist_ext.cluster import Task
+from tfdist_ext import builds
+from tfdist_ext.cluster import Task, addresses
 from tfdist_ext.launch import connection, doctor
 
 LOCAL = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"], "chief": ["127.0.0.1:2221"]}
@@ -108,3 +109,60 @@ def test_outcomes_have_names(monkeypatch):
     members = [(Task("worker", index), f"{host}:1") for index, host in enumerate("abcd")]
     outcomes = [probe.outcome for probe in connection.probe_all(members, timeout_seconds=0.5)]
     assert outcomes == ["name unknown", "timeout", "refused", "No route to host"]
+
+
+def test_h16_all_faults_are_named(visit):
+    cluster = {"worker": ["10.0.0.1", "10.0.0.2:2222", "10.0.0.2:2222", 7], "servers": ["10.0.0.3:1"]}
+    code, text = visit(config(cluster, "worker", 9))
+    problems = [line for line in text.splitlines() if line.startswith("PROBLEM: ")]
+    assert code == 1 and len(problems) == 5
+    for part in (
+        "unknown job 'servers'. Did you mean 'ps'?",
+        "Wrong address of worker:0",
+        "worker:1 and worker:2 have the same address",
+        "The address of worker:3 must be a text",
+        "This task is worker:9, but the cluster has worker (4 tasks: 0, 1, 2, 3)",
+    ):
+        assert sum(part in problem for problem in problems) == 1, part
+
+
+def test_g8_a_ps_on_loopback_is_said_to_listen_everywhere_with_the_fix(visit):
+    code, text = visit(config({**LOCAL, "ps": ["127.0.0.1:9"]}, "ps"))
+    assert code == 0 and "no other machine can join" not in text
+    assert "listen on every interface" in text and "firewall" in text
+    assert "every interface" not in visit(config(LOCAL))[1]
+
+
+def test_g8_a_server_warns_once_at_its_start(monkeypatch):
+    said = []
+    monkeypatch.setattr(addresses.logging, "warning", lambda *arguments: said.append(arguments[-1]))
+    addresses.warn_that_servers_listen_everywhere.cache_clear()
+    for _ in range(2):
+        addresses.warn_that_servers_listen_everywhere()
+    assert said == [addresses.SERVERS_LISTEN_EVERYWHERE]
+
+
+def install(folder, name, version):
+    """Makes what pip leaves of a package that has the module `tensorflow`."""
+    metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (metadata / "top_level.txt").write_text("tensorflow\n")
+
+
+@pytest.mark.parametrize("other", ["tensorflow-tpu", "tensorflow-cpu", "tf-nightly", "a-vendors-build"])
+def test_g13_two_builds_of_tensorflow_are_named(visit, monkeypatch, tmp_path, other):
+    (own,) = builds.installed_builds()
+    if own == other:
+        pytest.skip("that is the build here")
+    install(tmp_path, other, "2.20.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, text = visit(config(LOCAL))
+    assert code == 1 and "2 builds of TensorFlow" in text and f"{other} 2.20.0" in text
+    assert f"pip uninstall -y {' '.join(sorted([own, other]))}" in text
+
+
+def test_h16_a_fault_of_the_cluster_hides_no_fault_of_the_task(visit):
+    code, text = visit(config({"worker": ["10.0.0.1:1", "10.0.0.1:1"]}, "worker", 2))
+    assert code == 1 and text.count("PROBLEM: ") == 2
+    assert "have the same address" in text and "This task is worker:2" in text

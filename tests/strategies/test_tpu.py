@@ -145,10 +145,12 @@ def test_an_environment_with_a_tpu_gets_its_strategy(monkeypatch):
 
 def test_this_build_of_tensorflow_has_no_tpu_and_says_what_to_install():
     # The real call, on a machine without a TPU and a TensorFlow without its kernels.
-    with pytest.raises(tfdist_ext.TPUUnavailableError, match="has no kernels for TPUs") as caught:
+    has_kernels = tpu_connection.installed_versions()["tensorflow-tpu"] is not None
+    expected = "There is no TPU behind 'local'" if has_kernels else "has no kernels for TPUs"
+    with pytest.raises(tfdist_ext.TPUUnavailableError, match=expected) as caught:
         tfdist_ext.strategy_from_environment(tpu="local")
     assert caught.value.tpu == "local"
-    assert f"pip install tensorflow-tpu=={tf.__version__} " in str(caught.value)
+    assert has_kernels or f"pip install tensorflow-tpu=={tf.__version__} " in str(caught.value)
 
 
 def test_an_address_where_nothing_listens_is_named_with_the_wait():
@@ -173,7 +175,12 @@ def test_an_address_where_nothing_listens_is_named_with_the_wait():
         (
             "NotFoundError: anything",
             {"tensorflow": "2.21.0", "tensorflow-tpu": "2.19.1"},
-            "pip install tensorflow==2.19.1 tensorflow-tpu==2.19.1",
+            "Keep the TPU build alone: `pip uninstall -y tensorflow tensorflow-tpu`",
+        ),
+        (
+            "NotFoundError: TPUs not found in the cluster. Failed in initialization: No matching devices",
+            {"tensorflow": None, "tensorflow-tpu": "2.20.0"},
+            "There is no TPU behind 'mine'",
         ),
         ("URLError: <urlopen error [Errno -2] Name or service not known>", VERSIONS, "cannot be looked up from here"),
         ("RuntimeError: TPU is on fire\nand more", VERSIONS, "(RuntimeError: TPU is on fire). Check"),

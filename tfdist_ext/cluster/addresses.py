@@ -5,11 +5,19 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 
+from absl import logging
+
 from tfdist_ext.errors import ClusterSpecError
 
+SERVERS_LISTEN_EVERYWHERE = (
+    "TensorFlow's servers, which carry parameter-server training, listen on every interface of the machine whatever "
+    "address is given, without authentication or encryption: whoever reaches a port can run code there. Close the "
+    "ports to other machines (a firewall, or a container that publishes none), or run on a trusted network only."
+)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)$")
 _HOST = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?$")
 
@@ -121,3 +129,12 @@ def _checked_host(host: str, address: str) -> str:
     if not _HOST.match(host):
         raise ClusterSpecError(f"Address {address!r} has the host {host!r}, which is no host name.")
     return host
+
+
+@functools.cache
+def warn_that_servers_listen_everywhere() -> None:
+    """Says once, when a server of TensorFlow is about to start, who can reach it.
+
+    Runs on: every task of a job with parameter servers.
+    """
+    logging.warning("%s", SERVERS_LISTEN_EVERYWHERE)

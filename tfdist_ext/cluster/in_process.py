@@ -11,6 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from tfdist_ext.cluster.addresses import warn_that_servers_listen_everywhere
 from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.cluster.specification import ClusterSpecification
 
@@ -128,6 +129,7 @@ def _start(shape: _Shape) -> _Running:
     cluster = tf.train.ClusterSpec(
         {job: [f"{_HOST}:{next(ports)}" for _ in range(count)] for job, count in counts.items()}
     )
+    warn_that_servers_listen_everywhere()
     # The port of the chief stays free until the strategy connects.
     reserved.release()
     servers = tuple(

@@ -64,7 +64,7 @@ def describe_this_task(
         "protocol_version": PROTOCOL_VERSION,
         "world_size": cluster.world_size,
         "tfdist_ext_version": _own_version(),
-        "tensorflow_version": _version("tensorflow", "tensorflow-cpu", "tf-nightly"),
+        "tensorflow_version": _version("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly"),
         "keras_version": _version("keras", "keras-nightly"),
         # The patch level changes no model.
         "python_version": f"{sys.version_info.major}.{sys.version_info.minor}",

@@ -71,8 +71,17 @@ def _from_tf_resolver(resolver: Any) -> ClusterSpecification:
             f"tfdist_ext.cluster.ClusterSpecification; received {resolver!r}. For a TF_CONFIG text, use "
             "tfdist_ext.cluster.from_tf_config."
         )
+    from tfdist_ext import compat
+
+    compat.let_slurm_have_no_gpus(resolver)
     # Asked first: some resolvers (Slurm's) know their task only afterwards.
-    jobs = resolver.cluster_spec().as_dict()
+    try:
+        jobs = resolver.cluster_spec().as_dict()
+    except (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ClusterSpecError(
+            f"The {type(resolver).__name__} cannot say which tasks there are: {type(error).__name__}: {error}. Check "
+            "the environment that it reads, or set TF_CONFIG in its place."
+        ) from None
     config: dict[str, Any] = {
         "cluster": jobs,
         "environment": getattr(resolver, "environment", "") or "",

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from tfdist_ext.cluster import environment
-from tfdist_ext.cluster.addresses import split_address
+from tfdist_ext.cluster.addresses import split_address, warn_that_servers_listen_everywhere
 from tfdist_ext.cluster.control import TOKEN, Control, Goodbye
 from tfdist_ext.cluster.reachability import QUIET_SECONDS, Listening, how_it_listens, to_standard_error
 from tfdist_ext.cluster.specification import ClusterSpecification, Task
@@ -301,6 +301,7 @@ def _start_once(specification: ClusterSpecification, control: Control) -> None:
         _check_free(task, specification.address_of(task))
         # Before the server listens: who finds it can already call.
         compat.register_python_function(TOKEN, control)
+        warn_that_servers_listen_everywhere()
         _held.extend([control, _start_server(specification)])
         _serves = task
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tfdist_ext.cluster import addresses as addresses_lib
 from tfdist_ext.errors import ClusterSpecError
@@ -72,10 +72,8 @@ class ClusterSpecification:
     def __post_init__(self):
         ordered = sorted(self.members, key=lambda member: (JOBS.index(member[0].type), member[0].index))
         object.__setattr__(self, "members", tuple(ordered))
-        _check_addresses(self.members)
-        _check_chief(self.members)
-        if self.members:
-            _check_task(self.task, self.jobs)
+        for fault in faults_of(self.members, self.task):
+            raise ClusterSpecError(fault)
 
     @classmethod
     def from_jobs(
@@ -198,43 +196,64 @@ def _describe(jobs: Mapping[str, Mapping[int, str]]) -> str:
     return " and ".join(parts)
 
 
-def _check_addresses(members: Sequence[tuple[Task, str]]) -> None:
+def faults_of(members: Sequence[tuple[Task, str]], task: Task | None) -> Iterator[str]:
+    """Finds what does not fit together; pure.
+
+    Args:
+        members: Every task that has an address, in order, with that address.
+        task: The task that this process is; None leaves it out.
+
+    Yields:
+        A sentence for each fault, with its fix.
+    """
+    yield from _faults_of_addresses(members)
+    yield from _faults_of_chief(members)
+    if members and task is not None:
+        jobs: dict[str, dict[int, str]] = {}
+        for member, address in members:
+            jobs.setdefault(member.type, {})[member.index] = address
+        yield from _faults_of_task(task, jobs)
+
+
+def _faults_of_addresses(members: Sequence[tuple[Task, str]]) -> Iterator[str]:
     places: dict[tuple[str, int], Task] = {}
     for number, (task, address) in enumerate(members):
         if number and members[number - 1][0] == task:
-            raise ClusterSpecError(f"Task {task} is in the cluster twice. Remove one of its addresses.")
+            yield f"Task {task} is in the cluster twice. Remove one of its addresses."
         try:
             place = addresses_lib.same_place(address)
         except ClusterSpecError as error:
-            raise ClusterSpecError(f"Wrong address of {task}: {error}") from None
+            yield f"Wrong address of {task}: {error}"
+            continue
         if place in places:
-            raise ClusterSpecError(
+            yield (
                 f"Tasks {places[place]} and {task} have the same address {address!r}. Give each task a "
                 "port of its own."
             )
         places[place] = task
 
 
-def _check_chief(members: Sequence[tuple[Task, str]]) -> None:
+def _faults_of_chief(members: Sequence[tuple[Task, str]]) -> Iterator[str]:
     chiefs = [task for task, _ in members if task.type == "chief"]
     if len(chiefs) > 1:
-        raise ClusterSpecError(
+        yield (
             f"The cluster has {len(chiefs)} chiefs; a job has one. Keep the first, and list the "
             "others as `worker`."
         )
     if chiefs and chiefs[0].index != 0:
-        raise ClusterSpecError(f"The chief has the index {chiefs[0].index}; give the only chief the index 0.")
+        yield f"The chief has the index {chiefs[0].index}; give the only chief the index 0."
 
 
-def _check_task(task: Task, jobs: Mapping[str, Mapping[int, str]]) -> None:
-    """Refuses a task that is no member; an evaluator may be left out of the cluster."""
+def _faults_of_task(task: Task, jobs: Mapping[str, Mapping[int, str]]) -> Iterator[str]:
+    """Finds a task that is no member; an evaluator may be left out of the cluster."""
     if task.index in jobs.get(task.type, {}) or (task.type == "evaluator" and "evaluator" not in jobs):
         return
     if task.type in jobs:
-        raise ClusterSpecError(
+        yield (
             f"This task is {task}, but the cluster has {_describe({task.type: jobs[task.type]})}. Set the "
             f"index to one of these, or add the address of {task} to the cluster."
         )
+        return
     if task.type == "chief" and "worker" in jobs:
         fix = (
             'Either set the task to {"type": "worker", "index": 0} (without a chief, worker 0 leads), or add '
@@ -245,4 +264,4 @@ def _check_task(task: Task, jobs: Mapping[str, Mapping[int, str]]) -> None:
             f'Either set the task\'s "type" to one of the jobs present, or add "{task.type}": ["host:port"] '
             "to the cluster of every task."
         )
-    raise ClusterSpecError(f"This task is {task}, but the cluster has only {_describe(jobs)}. {fix}")
+    yield f"This task is {task}, but the cluster has only {_describe(jobs)}. {fix}"

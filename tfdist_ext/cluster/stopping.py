@@ -51,6 +51,8 @@ class StopNote:
         """
         if self._holds or self.is_asked or threading.current_thread() is not threading.main_thread():
             return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+            return  # Whoever had it ignored wants the task to go on.
         self._previous = signal.signal(signal.SIGTERM, self._note)
         self._holds = True
 

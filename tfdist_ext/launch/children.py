@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import pathlib
 import selectors
 import signal
 import subprocess
@@ -12,10 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, BinaryIO
+from typing import IO
 
 from tfdist_ext.launch import guard as guard_lib
-from tfdist_ext.launch.output import LineAssembler, PrefixedPrinter
+from tfdist_ext.launch.output import LineAssembler, LogFile, PrefixedPrinter
 
 NUM_LAST_LINES = 20
 _PROGRESS_SECONDS = 10.0
@@ -71,7 +70,7 @@ class Child:
         environment: Mapping[str, str],
         *,
         printers: tuple[PrefixedPrinter, PrefixedPrinter],
-        log_file: pathlib.Path | None,
+        log_file: LogFile | None,
         guard: Guard,
         on_exit: Callable[[int], None],
     ):
@@ -124,9 +123,7 @@ class Child:
         self._guard.tell("-", self.pid)
         on_exit(code)
 
-    def _read(self, printers: tuple[PrefixedPrinter, PrefixedPrinter], log_file: pathlib.Path | None) -> None:
-        # Appended: a restarted task goes on in its file.
-        log = log_file.open("ab", buffering=0) if log_file else None
+    def _read(self, printers: tuple[PrefixedPrinter, PrefixedPrinter], log: LogFile | None) -> None:
         try:
             with selectors.DefaultSelector() as selector:
                 for stream, printer in zip(
@@ -156,7 +153,7 @@ class Child:
 class _Stream:
     """One of the two pipes of a child."""
 
-    def __init__(self, child: Child, stream: IO[bytes], printer: PrefixedPrinter, log: BinaryIO | None):
+    def __init__(self, child: Child, stream: IO[bytes], printer: PrefixedPrinter, log: LogFile | None):
         self._child = child
         self._stream = stream
         self._printer = printer

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist_ext import builds
 from tfdist_ext.cluster import environment
 from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.launch import demo_report
@@ -42,6 +43,9 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = _parser()
     arguments = parser.parse_args(list(argv))
+    if builds.is_missing():
+        sys.stderr.write(f"tfdist-ext demo: {builds.MISSING}\n")
+        return 1
     out = pathlib.Path(arguments.out)
     try:
         # Now, and not after a minute of training. The report of an earlier run must not be taken for this one's.

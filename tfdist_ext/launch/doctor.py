@@ -8,10 +8,10 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from tfdist_ext import builds
 from tfdist_ext.cluster import ClusterSpecification, environment, from_tf_config
-from tfdist_ext.cluster.addresses import is_loopback
-from tfdist_ext.cluster.tf_config import EXAMPLE
-from tfdist_ext.errors import ClusterSpecError
+from tfdist_ext.cluster.addresses import SERVERS_LISTEN_EVERYWHERE, is_loopback
+from tfdist_ext.cluster.tf_config import EXAMPLE, faults_in
 from tfdist_ext.launch.connection import ADVICE, ANSWERS, Probe, probe_all
 
 
@@ -38,12 +38,17 @@ def main(argv: Sequence[str]) -> int:
         0 if all is well, else 1.
     """
     arguments = _parser().parse_args(list(argv))
+    about_builds = _complaints_about_builds()
     try:
         text = _tf_config(arguments.tf_config)
-        cluster = None if text is None else from_tf_config(text)
-    except (ClusterSpecError, OSError) as error:
-        return _tell(Diagnosis((), (str(error),)))
+    except OSError as error:
+        return _tell(Diagnosis((), (str(error), *about_builds)))
+    faults = () if text is None else faults_in(text)
+    if faults:
+        return _tell(Diagnosis((), (*faults, *about_builds)))
+    cluster = None if text is None else from_tf_config(text)
     diagnosis = diagnose(cluster, has_secret=environment.cluster_secret() is not None)
+    diagnosis = dataclasses.replace(diagnosis, problems=(*diagnosis.problems, *about_builds))
     if arguments.connect and cluster is not None:
         others = [member for member in cluster.members if member[0] != cluster.task]
         probes = probe_all(others, timeout_seconds=arguments.timeout_seconds)
@@ -70,13 +75,12 @@ def diagnose(cluster: ClusterSpecification | None, *, has_secret: bool) -> Diagn
     problems: tuple[str, ...] = ()
     facts = [_identity(cluster), *_partners(cluster)]
     remote = [address for _, address in cluster.members if not is_loopback(address)]
-    if not remote:
+    if not remote and not cluster.has_parameter_servers:
         facts.append("All addresses are loopback: no secret is needed, and no other machine can join.")
+    elif cluster.has_parameter_servers and not remote:
+        facts.append(f"All addresses are loopback. {SERVERS_LISTEN_EVERYWHERE}")
     elif cluster.has_parameter_servers:
-        facts.append(
-            "Addresses reach beyond this machine. TensorFlow's parameter servers have neither authentication "
-            "nor encryption: run them on a trusted network only."
-        )
+        facts.append(f"Addresses reach beyond this machine. {SERVERS_LISTEN_EVERYWHERE}")
     elif has_secret:
         facts.append(f"Addresses reach beyond this machine, and {environment.CLUSTER_SECRET} is set.")
     elif cluster.world_size > 1:
@@ -86,6 +90,11 @@ def diagnose(cluster: ClusterSpecification | None, *, has_secret: bool) -> Diagn
             "32`), unless the script passes `cluster_secret`.",
         )
     return Diagnosis(tuple(facts), problems)
+
+
+def _complaints_about_builds() -> tuple[str, ...]:
+    complaint = builds.MISSING if builds.is_missing() else builds.complaint_about(builds.installed_builds())
+    return (complaint,) if complaint else ()
 
 
 def _facts_of_one_task(cluster: ClusterSpecification | None) -> tuple[str, ...]:

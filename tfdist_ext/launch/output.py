@@ -5,8 +5,13 @@ Bytes arrive in pieces that end anywhere; lines leave whole, each with its task'
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pathlib
 import re
+import sys
 import threading
+from collections.abc import Callable
 from typing import BinaryIO
 
 MAX_LINE_BYTES = 65_536
@@ -72,6 +77,8 @@ class PrefixedPrinter:
     Args:
         stream: Where to.
         hidden: Lines that begin like this are left out.
+        on_loss: Called once with a sentence when the stream takes no more (a full disk, a terminal that was closed).
+            The lines that follow are dropped: the tasks must not stall on full pipes because of that.
 
     Example:
         >>> import io
@@ -81,9 +88,16 @@ class PrefixedPrinter:
         b'[worker:0] a\n[worker:0] b\n'
     """
 
-    def __init__(self, stream: BinaryIO, *, hidden: re.Pattern[str] | None = None):
+    def __init__(
+        self,
+        stream: BinaryIO,
+        *,
+        hidden: re.Pattern[str] | None = None,
+        on_loss: Callable[[str], None] | None = None,
+    ):
         self._stream = stream
         self._hidden = hidden
+        self._on_loss = on_loss
         self._lock = threading.Lock()
         self._closed = False
 
@@ -101,9 +115,77 @@ class PrefixedPrinter:
                 try:
                     self._stream.write(text.encode("utf-8", "replace"))
                     self._stream.flush()
-                except (BrokenPipeError, ValueError):
-                    # The reader (`| head`) left. The tasks must not stall on full pipes because of that.
-                    self._closed = True
+                except (OSError, ValueError) as error:
+                    self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._closed = True
+        # Python flushes at its end what the stream still holds; that would fail again and change the exit code.
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+        # Who leaves (`| head`) wants no more and no word about it.
+        if self._on_loss and isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            self._on_loss(
+                f"cannot write the output of the tasks any more: {error.strerror}. The job goes on."
+            )
+
+
+class LogFile:
+    """The full copy of a task's output, which a full disk may interrupt.
+
+    Args:
+        path: The file; what it has stays.
+        on_loss: Called with a sentence at the first piece that cannot be written.
+    """
+
+    def __init__(self, path: pathlib.Path, on_loss: Callable[[str], None]):
+        self._path = path
+        self._on_loss = on_loss
+        self._file: BinaryIO | None = None
+        self._num_lost_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Appends what can be written; once there is room again, the file says how much is missing.
+
+        Args:
+            data: Any bytes.
+        """
+        num_written = 0
+        try:
+            if self._file is None:
+                # Appended: a restarted task goes on in its file.
+                self._file = self._path.open("ab", buffering=0)
+            if self._num_lost_bytes and data:
+                notice = f"\n--- tfdist-ext: {self._num_lost_bytes} bytes are missing here ---\n".encode()
+                if self._file.write(notice) < len(notice):
+                    raise OSError("no room")
+                self._num_lost_bytes = 0
+            # A nearly full disk takes a part.
+            while num_written < len(data):
+                num_written += self._file.write(data[num_written:])
+        except OSError as error:
+            self._num_lost_bytes += len(data) - num_written
+            reason = error.strerror or error
+            self._on_loss(f"cannot write to {self._path}: {reason}. The job goes on; its logs have gaps.")
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+def say(text: str) -> None:
+    """Writes a line of the launcher itself to standard error, whatever state that is in.
+
+    Args:
+        text: Without line end.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"[tfdist-ext] {text}\n")
+        sys.stderr.flush()
 
 
 def _last_states(line: bytes) -> bytes:

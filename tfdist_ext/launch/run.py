@@ -6,7 +6,6 @@ import argparse
 import functools
 import pathlib
 import shutil
-import sys
 from collections.abc import Sequence
 
 from tfdist_ext.cluster import Task
@@ -14,6 +13,7 @@ from tfdist_ext.cluster import environment as environment_lib
 from tfdist_ext.cluster.ports import ReservedPorts
 from tfdist_ext.launch.decisions import Rules
 from tfdist_ext.launch.machine import num_cpus
+from tfdist_ext.launch.output import say
 from tfdist_ext.launch.plan import HOST, JobShape, plan_environments, tasks_with_address
 from tfdist_ext.launch.restarts import RestartRules
 from tfdist_ext.launch.supervisor import Supervisor
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return supervisor.run()
     except OSError as error:
-        sys.stderr.write(f"[tfdist-ext] cannot start {command[0]!r}: {error}\n")
+        say(f"cannot start {command[0]!r}: {error}")
         return 126
 
 
@@ -102,7 +102,7 @@ def _plan(shape: JobShape, num_threads: int | None, restart_count: int) -> dict[
     places = ", ".join(
         f"{task} at {HOST}:{port}" for task, port in zip(addressed, reserved.ports, strict=True)
     )
-    sys.stderr.write(f"[tfdist-ext] starting {places}{', and evaluator:0' if shape.evaluator else ''}\n")
+    say(f"starting {places}{', and evaluator:0' if shape.evaluator else ''}")
     reserved.release()
     return environments
 

@@ -25,7 +25,7 @@ from tfdist_ext.launch.decisions import (
     SendSignal,
     ending,
 )
-from tfdist_ext.launch.output import PrefixedPrinter
+from tfdist_ext.launch.output import LogFile, PrefixedPrinter
 from tfdist_ext.launch.restarts import FailedAttempt, GroupRestarts, RestartRules
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -79,8 +79,9 @@ class Supervisor:
         # SimpleQueue, because its put may be called from a signal handler while get waits.
         self._events: queue.SimpleQueue[_Exited | _Interrupted] = queue.SimpleQueue()
         self._children: dict[Task, Child] = {}
+        self._has_lost_logs = False
         self._printers = (
-            PrefixedPrinter(sys.stdout.buffer),
+            PrefixedPrinter(sys.stdout.buffer, on_loss=self._say),
             PrefixedPrinter(sys.stderr.buffer, hidden=hidden),
         )
 
@@ -96,7 +97,12 @@ class Supervisor:
         Raises:
             OSError: The command cannot be started.
         """
-        previous = {signum: signal.signal(signum, self._on_signal) for signum in _FORWARDED}
+        # What was ignored at the start (`nohup`, a shell's `&`) stays ignored, here and in the tasks, which inherit it.
+        previous = {
+            signum: signal.signal(signum, self._on_signal)
+            for signum in _FORWARDED
+            if signal.getsignal(signum) is not signal.SIG_IGN
+        }
         self._guard = Guard()
         try:
             while True:
@@ -121,8 +127,8 @@ class Supervisor:
         self._decisions = JobDecisions(list(self._environments), self._rules)
         self._started_at = time.monotonic()
         for task in self._environments:
-            if self._log_dir and num_restarts:
-                self._write_heading(self._log_dir / _log_name(task))
+            if num_restarts:
+                self._write_heading(task)
             self._start(task)
         while True:
             for action in self._next_actions():
@@ -175,7 +181,7 @@ class Supervisor:
             self._command,
             environment,
             printers=self._printers,
-            log_file=self._log_dir / _log_name(task) if self._log_dir else None,
+            log_file=self._log_file(task),
             guard=self._guard,
             on_exit=lambda code: self._events.put(_Exited(task, code)),
         )
@@ -225,18 +231,27 @@ class Supervisor:
         for line in lines:
             self._say(f"  {line}")
 
-    def _write_heading(self, log_file: pathlib.Path) -> None:
+    def _log_file(self, task: Task) -> LogFile | None:
+        if self._log_dir is None:
+            return None
+        return LogFile(self._log_dir / f"{task.type}-{task.index}.log", self._tell_of_lost_logs)
+
+    def _tell_of_lost_logs(self, text: str) -> None:
+        """Says it once for all tasks, whose logs are on one disk."""
+        if not self._has_lost_logs:
+            self._has_lost_logs = True
+            self._say(text)
+
+    def _write_heading(self, task: Task) -> None:
         """Parts an attempt from those before it, which the file keeps."""
-        now = datetime.datetime.now()
-        with log_file.open("a") as log:
-            log.write(f"--- tfdist-ext: attempt {self._restarts.num_attempts}, {now:%Y-%m-%d %H:%M:%S} ---\n")
+        log, now = self._log_file(task), datetime.datetime.now()
+        if log is not None:
+            heading = f"--- tfdist-ext: attempt {self._restarts.num_attempts}, {now:%Y-%m-%d %H:%M:%S} ---\n"
+            log.write(heading.encode())
+            log.close()
 
     def _name(self, task: Task) -> str:
         return self._names.get(task, str(task))
 
     def _say(self, text: str) -> None:
         self._printers[1].write("tfdist-ext", [text])
-
-
-def _log_name(task: Task) -> str:
-    return f"{task.type}-{task.index}.log"

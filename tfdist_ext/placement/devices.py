@@ -26,7 +26,8 @@ def short_device(device: str | None) -> str:
     except ValueError:
         return device
     kind, index = spec.device_type or "CPU", spec.device_index or 0
-    if spec.job in (None, "localhost") or (spec.job, spec.task or 0) == compat.local_task():
+    is_here = spec.job in (None, "localhost") and not spec.task and not spec.replica
+    if is_here or (spec.job, spec.task or 0) == compat.local_task():
         return f"{kind}:{index}"
     return spec.replace(
         replica=spec.replica or 0, task=spec.task or 0, device_type=kind, device_index=index

@@ -47,6 +47,8 @@ def explain(
 
     Raises:
         TypeError: `function` cannot be traced.
+        ValueError: TensorFlow would refuse to run it, because a device does not exist or a compiled function takes a
+            variable of another one.
 
     Example:
         >>> import tensorflow as tf
@@ -187,6 +189,10 @@ def _not_honoured(traced, placement, known: Collection[str]) -> list[str]:
         f"{', '.join(sorted(known))}"
         for device, names in missing.items()
         for name in names
+    ] + [
+        f"{name} is requested on {device}, but is inside a compiled function: XLA knows no devices there, and runs all "
+        f"of it on {placement[name]}"
+        for name, device in traced.ignored_requests.items()
     ]
 
 

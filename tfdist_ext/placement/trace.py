@@ -39,6 +39,8 @@ class Traced:
         uncounted_loops: Loops whose number of turns is not known; they count as one turn.
         densified: Operations that turn the gradient of a gather into a dense one.
         origins: For each operation that TensorFlow has too, its FuncGraph and its name there.
+        compiled: Operations inside functions that XLA compiles as a whole, on one device.
+        ignored_requests: Devices that some of these ask for in vain, by operation.
     """
 
     graph: OperationGraph
@@ -47,6 +49,8 @@ class Traced:
     uncounted_loops: tuple[str, ...]
     densified: tuple[str, ...]
     origins: Mapping[str, tuple[Any, str]]
+    compiled: frozenset[str] = frozenset()
+    ignored_requests: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def concrete_function_of(function, args=(), kwargs=None):
@@ -86,7 +90,8 @@ def graph_of(concrete, *, assume_batch: int | None = None) -> Traced:
         The graph and what could not be known.
     """
     flattening = _Flattening(assume_batch)
-    return flattening.run(getattr(concrete, "graph", concrete), _row_outputs(concrete))
+    is_compiled = compat.is_compiled_function(concrete)
+    return flattening.run(getattr(concrete, "graph", concrete), _row_outputs(concrete), is_compiled)
 
 
 def _row_outputs(concrete) -> set[int]:
@@ -136,8 +141,9 @@ class _Flattening:
         self._uncounted: list[str] = []
         self._effects: set[str] = set()
         self._compiled: list[tuple[str, list[str]]] = []
+        self._ignored: dict[str, str] = {}
 
-    def run(self, graph, row_outputs: set[int]) -> Traced:
+    def run(self, graph, row_outputs: set[int], is_compiled: bool) -> Traced:
         handles = {id(variable.handle): variable for variable in graph.variables}
         outside = {internal.name: external for external, internal in graph.captures}
         sources: dict[str, _Source] = {}
@@ -150,7 +156,10 @@ class _Flattening:
             else:
                 name = self._add_variable(variable)
             sources[tensor.name] = _Source(name, 0, tensor)
+        first = len(self._names)
         outputs = self._flatten(graph, _Place(), sources)
+        if is_compiled:
+            self._compiled.append(("", self._names[first:]))
         ends = {outputs[index].producer for index in row_outputs if index < len(outputs)}
         self._edges = [
             dataclasses.replace(edge, sparse=True) if edge.consumer in ends and edge.output >= 0 else edge
@@ -161,13 +170,16 @@ class _Flattening:
         return Traced(
             OperationGraph(grouped(self._operations, self._ties), edges), dict(self._variables),
             tuple(self._unknown), tuple(self._uncounted), densified_gradients(self._operations, edges),
-            dict(self._origins),
+            dict(self._origins), frozenset(name for _, names in self._compiled for name in names), dict(self._ignored),
         )  # fmt: skip
 
     def _pin_compiled(self) -> None:
         """A compiled function is one operation, as requested or on the default device; XLA knows no devices inside."""
         for device, names in self._compiled:
             for name in names:
+                asked = self._operations[name].requested
+                if asked and asked != (device or default_device()):
+                    self._ignored.setdefault(name, asked)
                 self._operations[name] = dataclasses.replace(
                     self._operations[name], requested=device, pinned=device or default_device()
                 )

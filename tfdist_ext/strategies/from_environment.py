@@ -85,7 +85,9 @@ def strategy_from_environment(*, tpu: str | None = None, update_policy=None) -> 
         return ParameterServerStrategy(**given)
     if choice.kind == choices.MULTI_WORKER:
         return MultiWorkerMirroredStrategy()
-    return MirroredStrategy()
+    strategy = MirroredStrategy()
+    strategy.note_that_it_was_made_alone()
+    return strategy
 
 
 def _num_logical(kind: str) -> int:

@@ -307,6 +307,8 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         kind = TensorFlowCollectivesExtended if uses_tensorflow else MultiWorkerExtended
         extended = kind(self, cluster, communication_options, join, compression)
         tf.distribute.Strategy.__init__(self, extended)
+        if cluster_resolver is None:
+            self.note_that_it_was_made_alone()
         logging.info(
             "%s is worker %d of %d, %d replica(s) each.",
             cluster.task, extended.worker_index, extended.num_workers, len(extended.worker_devices),

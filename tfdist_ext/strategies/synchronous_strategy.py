@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import datetime
 import re
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfdist_ext import compat, errors
+from tfdist_ext.cluster import environment
 from tfdist_ext.data import slot_values
 from tfdist_ext.strategies import frame as frames
 
@@ -53,6 +55,7 @@ class SynchronousStrategy(_Strategy):
             The replicas' results, merged as `tf.distribute.Strategy.run` does.
         """
         self._check_batches(args, kwargs)
+        self._warn_of_a_late_tf_config()
         with self.translating_failures():
             if hasattr(fn, "run_distributed"):
                 with self.scope():
@@ -63,6 +66,23 @@ class SynchronousStrategy(_Strategy):
                 return self._traced(fn)(*args, **(kwargs or {}))
             rows = slot_values.rows_of(args, kwargs)
             return self._run_plain(self._with_frame(fn, rows), args, kwargs, options)
+
+    _made_without_tf_config: datetime.datetime | None = None
+
+    def note_that_it_was_made_alone(self) -> None:
+        """Remembers when this strategy was made, if TF_CONFIG was unset then."""
+        if environment.tf_config() is None:
+            self._made_without_tf_config = datetime.datetime.now()
+
+    def _warn_of_a_late_tf_config(self) -> None:
+        if self._made_without_tf_config is None or environment.tf_config() is None:
+            return
+        logging.warning(
+            "TF_CONFIG is set now, at the first step at %s, but was unset when this %s was made at %s: it trains "
+            "alone, and every task would train a model of its own. Set TF_CONFIG before the strategy is made.",
+            f"{datetime.datetime.now():%H:%M:%S}", type(self).__name__, f"{self._made_without_tf_config:%H:%M:%S}",
+        )  # fmt: skip
+        self._made_without_tf_config = None
 
     def _check_batches(self, *structures) -> None:
         """Refuses values that were distributed over other replicas than this strategy's: some would be lost."""
@@ -119,17 +139,15 @@ class SynchronousStrategy(_Strategy):
 
     def _traced(self, function):
         """Returns a tf.function that runs the Python function of `function` on each replica, traced once."""
-        if function not in self._traced_functions:
+        # Kept by the function: the clone refers to it, so that a table of the strategy would hold both for ever.
+        traced = vars(function).setdefault("_tfdist_ext_traced", weakref.WeakKeyDictionary())
+        if self not in traced:
 
             def run_in_graph(*args, **kwargs):
                 return self.run(function.python_function, args, kwargs)
 
-            self._traced_functions[function] = compat.clone_function(function, run_in_graph)
-        return self._traced_functions[function]
-
-    @functools.cached_property
-    def _traced_functions(self):
-        return weakref.WeakKeyDictionary()
+            traced[self] = compat.clone_function(function, run_in_graph)
+        return traced[self]
 
     def _with_frame(self, fn, rows):
         converted = compat.convert_user_function(fn)

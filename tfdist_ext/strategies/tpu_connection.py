@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist_ext import builds
 from tfdist_ext.cluster import listening
 from tfdist_ext.errors import ClusterSpecError, TPUUnavailableError
 
@@ -54,7 +54,9 @@ def connect(
 
 def installed_versions() -> dict[str, str | None]:
     """Returns the versions of TensorFlow and of its TPU build, None for one that is not installed."""
-    return {package: _version(package) for package in ("tensorflow", "tensorflow-tpu")}
+    found = builds.installed_builds()
+    tpu = found.pop("tensorflow-tpu", None)
+    return {"tensorflow": next(iter(found.values()), None), "tensorflow-tpu": tpu}
 
 
 def explain(name: str, failure: str, versions: dict[str, str | None]) -> str:
@@ -69,21 +71,27 @@ def explain(name: str, failure: str, versions: dict[str, str | None]) -> str:
         The sentences for the user.
     """
     own, build = versions["tensorflow"], versions["tensorflow-tpu"]
-    if own and build and own != build:
+    if own and build:
         return (
-            f"TensorFlow is {own} and its TPU build is {build}, so that the TPU {name!r} cannot be used. Install the "
-            f"same version of both: `pip install tensorflow=={build} tensorflow-tpu=={build} --find-links {_BUILDS}`."
+            f"TensorFlow {own} and its TPU build {build} have overwritten each other's files, so that the TPU {name!r} "
+            "cannot be used. Keep the TPU build alone: `pip uninstall -y tensorflow tensorflow-tpu`, then `pip install "
+            f"tensorflow-tpu=={build} --find-links {_BUILDS}`."
         )
     if "ConfigureDistributedTPU" in failure:
         return (
             f"This build of TensorFlow ({own}) has no kernels for TPUs, so that the TPU {name!r} cannot be used. "
-            f"Install the TPU build of the same version: `pip install tensorflow-tpu=={own} --find-links {_BUILDS}`; "
-            "where none is published for it, use a runtime with GPUs or CPUs."
+            f"Put the TPU build in its place: `pip uninstall -y tensorflow`, then `pip install tensorflow-tpu=={own} "
+            f"--find-links {_BUILDS}`; where none is published for it, use a runtime with GPUs or CPUs."
+        )
+    if "TPUs not found in the cluster" in failure:
+        return (
+            f"There is no TPU behind {name!r}: TensorFlow finds none on this machine. Choose a machine or a runtime "
+            "that has one, or train without it."
         )
     if "neither a type of a primitive operation" in failure:
         return (
-            f"The TPU {name!r} runs another version of TensorFlow than this process ({own}). Start the TPU with the "
-            f"software version of TensorFlow {own}, or install the version that it has."
+            f"The TPU {name!r} runs another version of TensorFlow than this process ({own or build}). Start the TPU "
+            f"with the software version of TensorFlow {own or build}, or install the version that it has."
         )
     if "TPU Name" in failure:
         return (
@@ -104,13 +112,6 @@ def _listens(address: str) -> bool:
         return listening(address if ":" in address else f"{address}:8470", _FIRST_ANSWER_SECONDS)
     except ClusterSpecError:
         return False
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _first_line(text: str, longest: int = 200) -> str:
