@@ -11,8 +11,8 @@ def checked(devices) -> list[str]:
     """Returns the names of the devices of a mirrored strategy.
 
     Args:
-        devices: Names ("GPU:0", "/device:CPU:1"), or objects of `tf.config.LogicalDevice`; all GPUs, else all CPUs, for None
-            and an empty list.
+        devices: Names ("GPU:0", "/device:CPU:1"), or objects of `tf.config.LogicalDevice`; all GPUs, else all CPUs,
+            for None and an empty list.
 
     Raises:
         ValueError: A device is not there, is named twice, or is no device; lists those that are there.
