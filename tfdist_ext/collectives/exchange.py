@@ -7,23 +7,31 @@ from typing import Any
 import numpy as np
 
 from tfdist_ext.collectives.message import Message
-from tfdist_ext.transport import ProtocolViolation
+from tfdist_ext.transport import MAX_PAYLOAD_BYTES, ProtocolViolation
 
 _EMPTY = memoryview(b"")
+# ZeroMQ encrypts a message as a whole, and no heartbeat passes it: a peer would take a long one for silence.
+_CHUNK_BYTES = 2 * 1024 * 1024
 
 
 class AllGather:
     """Every rank gets the arrays of all ranks; their first dimensions may differ. See `message.Collective`.
 
+    In a message, `piece` is the number of rows of the whole array and `hop` the number of the chunk.
+
     Args:
         rank: This rank.
         size: Number of ranks.
         array: `[rows, ...]`, contiguous, not changed by anybody while the operation runs.
+        chunk_bytes: Largest payload of one message, the same on all ranks.
     """
 
-    def __init__(self, rank: int, size: int, array: np.ndarray):
+    def __init__(self, rank: int, size: int, array: np.ndarray, *, chunk_bytes: int = _CHUNK_BYTES):
+        self._rank = rank
         self._array = array
-        self._gathered: dict[int, np.ndarray] = {rank: array}
+        self._chunk_bytes = chunk_bytes
+        self._incoming: dict[int, _Incoming] = {}
+        self._num_rows: dict[int, int] = {}
         self.missing = set(range(size)) - {rank}
 
     @property
@@ -32,50 +40,70 @@ class AllGather:
         return not self.missing
 
     def start(self) -> list[Message]:
-        """Sends the array, and its number of rows as the piece, to everybody."""
+        """Sends the array to everybody, chunk by chunk."""
         return [
-            Message(peer, _flat(self._array), piece=self._array.shape[0]) for peer in sorted(self.missing)
+            Message(peer, chunk, hop=number, piece=self._array.shape[0])
+            for number, chunk in enumerate(_chunks(_flat(self._array), self._chunk_bytes))
+            for peer in sorted(self.missing)
         ]
 
     def receive(self, message: Message) -> list[Message]:
-        """Keeps the array of one peer."""
+        """Keeps one chunk of the array of one peer."""
         payload = memoryview(message.payload)
-        row_shape = self._array.shape[1:]
-        row_bytes = self._array.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-        if message.peer not in self.missing or message.hop or payload.nbytes != message.piece * row_bytes:
+        row_bytes = self._array.dtype.itemsize * int(np.prod(self._array.shape[1:], dtype=np.int64))
+        total_bytes = message.piece * row_bytes
+        incoming = self._incoming.get(message.peer)
+        if incoming is None and message.peer in self.missing and total_bytes <= MAX_PAYLOAD_BYTES:
+            # Memory of its own: what came off the wire is not aligned for every dtype.
+            values = np.empty(total_bytes, np.uint8)
+            incoming = self._incoming[message.peer] = _Incoming(values, self._chunk_bytes)
+            self._num_rows[message.peer] = message.piece
+        if (
+            incoming is None
+            or self._num_rows[message.peer] != message.piece
+            or not incoming.take(message.hop, payload)
+        ):
             raise ProtocolViolation(
                 f"an unexpected array of {payload.nbytes} bytes with {message.piece} rows"
             )
-        # A copy: memory that came off the wire is not aligned for every dtype, and would stay as large as its
-        # frame.
-        values = np.frombuffer(payload, np.uint8).copy().view(self._array.dtype)
-        self._gathered[message.peer] = values.reshape((message.piece, *row_shape))
-        self.missing.discard(message.peer)
+        if incoming.is_complete:
+            self.missing.discard(message.peer)
         return []
 
     def result(self) -> Any:
         """The arrays by rank; this rank's own is a copy."""
-        own = {rank: array.copy() for rank, array in self._gathered.items() if array is self._array}
-        return [own.get(rank, self._gathered[rank]) for rank in sorted(self._gathered)]
+        arrays = {
+            peer: incoming.values.view(self._array.dtype).reshape(
+                self._num_rows[peer], *self._array.shape[1:]
+            )
+            for peer, incoming in self._incoming.items()
+        }
+        arrays[self._rank] = self._array.copy()
+        return [arrays[rank] for rank in sorted(arrays)]
 
 
 class Broadcast:
     """Every rank gets the array of the root. See `message.Collective`.
 
     The root waits until every rank has joined, so that a rank which expects something else is noticed by
-    both.
+    both. In a message of the root, `piece` is the number of the chunk.
 
     Args:
         rank: This rank.
         size: Number of ranks.
         array: Contiguous; the value on the root, elsewhere overwritten with it.
         root: Rank whose value counts.
+        chunk_bytes: Largest payload of one message, the same on all ranks.
     """
 
-    def __init__(self, rank: int, size: int, array: np.ndarray, *, root: int):
+    def __init__(
+        self, rank: int, size: int, array: np.ndarray, *, root: int, chunk_bytes: int = _CHUNK_BYTES
+    ):
         self._array = array
         self._root = root
         self._is_root = rank == root
+        self._chunk_bytes = chunk_bytes
+        self._incoming = _Incoming(_flat(array), chunk_bytes)
         self.missing = set(range(size)) - {rank} if self._is_root else {root}
 
     @property
@@ -84,25 +112,25 @@ class Broadcast:
         return not self.missing
 
     def start(self) -> list[Message]:
-        """Sends the value from the root, and an empty message to it from the others."""
-        if self._is_root:
-            return [Message(peer, _flat(self._array), borrowed=True) for peer in sorted(self.missing)]
-        return [Message(self._root, _EMPTY)]
+        """Sends the value from the root, chunk by chunk, and an empty message to it from the others."""
+        if not self._is_root:
+            return [Message(self._root, _EMPTY)]
+        return [
+            Message(peer, chunk, piece=number, borrowed=True)
+            for number, chunk in enumerate(_chunks(_flat(self._array), self._chunk_bytes))
+            for peer in sorted(self.missing)
+        ]
 
     def receive(self, message: Message) -> list[Message]:
-        """Takes the value on the others, and notes who joined on the root."""
+        """Takes a chunk of the value on the others, and notes who joined on the root."""
         payload = memoryview(message.payload)
-        expected_bytes = 0 if self._is_root else self._array.nbytes
-        if (
-            message.peer not in self.missing
-            or message.hop
-            or message.piece
-            or payload.nbytes != expected_bytes
-        ):
+        fits = message.peer in self.missing and not message.hop
+        if self._is_root:
+            fits = fits and not message.piece and not payload.nbytes
+        if not fits or not (self._is_root or self._incoming.take(message.piece, payload)):
             raise ProtocolViolation(f"an unexpected broadcast of {payload.nbytes} bytes")
-        if not self._is_root:
-            _flat(self._array)[:] = np.frombuffer(payload, np.uint8)
-        self.missing.discard(message.peer)
+        if self._is_root or self._incoming.is_complete:
+            self.missing.discard(message.peer)
         return []
 
     def result(self) -> np.ndarray:
@@ -149,3 +177,36 @@ class Barrier:
 def _flat(array: np.ndarray) -> np.ndarray:
     """The bytes of a contiguous array. bfloat16 has no buffer protocol of its own."""
     return array.reshape(-1).view(np.uint8)
+
+
+def _chunks(values: np.ndarray, chunk_bytes: int) -> list[np.ndarray]:
+    """Cuts bytes into chunks; at least one, which is empty where there are none."""
+    return [values[start : start + chunk_bytes] for start in range(0, max(1, values.size), chunk_bytes)]
+
+
+class _Incoming:
+    """An array that comes in chunks, in any order.
+
+    Attributes:
+        values: `[bytes]`, filled by and by.
+    """
+
+    def __init__(self, values: np.ndarray, chunk_bytes: int):
+        self.values = values
+        self._chunk_bytes = chunk_bytes
+        self._missing = set(range(len(_chunks(values, chunk_bytes))))
+
+    @property
+    def is_complete(self) -> bool:
+        """True once all chunks are there."""
+        return not self._missing
+
+    def take(self, number: int, payload: memoryview) -> bool:
+        """Stores one chunk; False, having changed nothing, if it cannot belong here."""
+        start = number * self._chunk_bytes
+        place = self.values[start : start + self._chunk_bytes]
+        if number not in self._missing or payload.nbytes != place.size:
+            return False
+        place[:] = np.frombuffer(payload, np.uint8)
+        self._missing.discard(number)
+        return True

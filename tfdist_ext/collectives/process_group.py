@@ -101,7 +101,7 @@ class ProcessGroup:
             peer_timeout_seconds: Silence after which a task counts as lost. One whose connection closes
                 counts as lost at once; one that is merely busy answers, since answering needs no Python.
             collective_timeout_seconds: Deadline of every operation.
-            ring_chunk_bytes: Size of one message of the ring.
+            ring_chunk_bytes: Size of one message of the ring, of a gather and of a broadcast.
             direct_threshold_bytes: A reduction whose buffer times (size - 1) is at most this is exchanged
                 directly; a larger one goes around the ring.
 
@@ -205,9 +205,8 @@ class ProcessGroup:
                 f"Argument `array` must have a first dimension and no objects; received {array!r}."
             )
         details = f"{array.dtype.name}[{','.join(['?', *map(str, array.shape[1:])])}]"
-        return self._submit(
-            "all_gather", name, stream, details, AllGather(self.rank, self.size, array), array.nbytes
-        )
+        machine = AllGather(self.rank, self.size, array, chunk_bytes=self._chunk_bytes)
+        return self._submit("all_gather", name, stream, details, machine, array.nbytes)
 
     def all_gather(self, array: Any, *, name: str, stream: str = "step") -> list[np.ndarray]:
         """Collects the arrays of all tasks; see `submit_all_gather`."""
@@ -215,7 +214,9 @@ class ProcessGroup:
 
     def submit_all_gather_bytes(self, payload: bytes, *, name: str, stream: str = "step") -> Future:
         """Collects a byte string of every task; returns the future of their list, by rank."""
-        machine = _AllGatherBytes(self.rank, self.size, np.frombuffer(payload, np.uint8))
+        machine = _AllGatherBytes(
+            self.rank, self.size, np.frombuffer(payload, np.uint8), chunk_bytes=self._chunk_bytes
+        )
         return self._submit("all_gather_bytes", name, stream, "", machine, len(payload))
 
     def all_gather_bytes(self, payload: bytes, *, name: str, stream: str = "step") -> list[bytes]:
@@ -239,10 +240,8 @@ class ProcessGroup:
         array = np.array(array, order="C")
         if array.dtype.hasobject:
             raise ValueError(f"Argument `array` must hold numbers, not objects; received {array.dtype}.")
-        machine = Broadcast(self.rank, self.size, array, root=root)
-        return self._submit(
-            "broadcast", name, stream, f"{_describe(array)} from {root}", machine, array.nbytes
-        )
+        machine = Broadcast(self.rank, self.size, array, root=root, chunk_bytes=self._chunk_bytes)
+        return self._submit("broadcast", name, stream, f"{_describe(array)} from {root}", machine)
 
     def broadcast(self, array: Any, *, root: int = 0, name: str, stream: str = "step") -> np.ndarray:
         """Gives the root's array to all tasks; see `submit_broadcast`."""
@@ -294,7 +293,7 @@ class ProcessGroup:
         stream: str,
         details: str,
         machine: Collective,
-        message_bytes: int,
+        message_bytes: int = 0,
         timeout_seconds: float | None = None,
     ) -> Future:
         if message_bytes > MAX_PAYLOAD_BYTES:
