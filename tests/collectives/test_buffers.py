@@ -56,3 +56,20 @@ def test_more_buffers_than_are_kept():
     held = [pool.take(16, np.dtype("float64")) for _ in range(3)]
     assert len({buffer.ctypes.data for buffer in held}) == 3
     assert all(buffer.ctypes.data % ALIGNMENT_BYTES == 0 for buffer in held)
+
+
+def test_h10_many_sizes_keep_a_bounded_number_of_bytes():
+    pool = BufferPool(max_bytes=1 << 20)
+    for size in range(1000, 200_000, 1000):  # 199 sizes, 20 MB in all.
+        pool.take(size, np.dtype("uint8"))
+    kept = sum(raw.nbytes for buffers in pool._buffers.values() for raw in buffers)
+    assert kept <= 1 << 20
+    # The sizes that were asked for last are still there.
+    assert list(pool._buffers)[-1] == 199_000
+
+
+def test_h10_a_buffer_in_use_is_nobody_elses_though_the_pool_let_go_of_it():
+    pool = BufferPool(max_bytes=1000)
+    first, second = pool.take(900, np.dtype("uint8")), pool.take(900, np.dtype("uint8"))
+    first[:], second[:] = 1, 2
+    assert first.sum() == 900 and second.sum() == 1800

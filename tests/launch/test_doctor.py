@@ -62,9 +62,14 @@ def test_other_tasks(visit, cluster, type_, part):
 def test_beyond_loopback_a_secret_is_needed(visit):
     code, text = visit(config(REMOTE))
     assert code == 1 and "PROBLEM: The address 10.0.0.1:2222" in text and "openssl rand" in text
-    assert visit(config(REMOTE), secret="s")[0] == 0
+    assert visit(config(REMOTE), secret="correct horse battery")[0] == 0
     code, text = visit(config({**REMOTE, "ps": ["10.0.0.3:1"]}))
     assert code == 0 and "trusted network" in text
+
+
+def test_h17_a_short_secret_is_a_problem(visit):
+    code, text = visit(config(REMOTE), secret="s")
+    assert code == 1 and "has 1 characters" in text and "openssl rand -hex 32" in text
 
 
 def test_M11_the_problem_and_its_fix_are_told(visit):

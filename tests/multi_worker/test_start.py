@@ -205,17 +205,37 @@ def train_with_secret(secret, from_environment=False):
 
 def test_a_cluster_secret_is_the_same_from_argument_and_environment(worker_pool):
     arguments = [{"from_environment": False}, {"from_environment": True}]
-    results = worker_pool.run(train_with_secret, secret="correct horse", per_worker=arguments)
+    results = worker_pool.run(train_with_secret, secret="correct horse battery", per_worker=arguments)
     assert [weight for weight, _ in results] == [4.0, 4.0]
 
 
-@pytest.mark.parametrize("other", ["battery staple", None])
+@pytest.mark.parametrize("other", ["battery staple correct", None])
 def test_a_wrong_or_absent_secret_is_refused_by_both(worker_pool, other):
-    results = worker_pool.run(train_with_secret, per_worker=[{"secret": "correct horse"}, {"secret": other}])
+    results = worker_pool.run(
+        train_with_secret, per_worker=[{"secret": "correct horse battery"}, {"secret": other}]
+    )
     for rank, (error, _) in enumerate(results):
         assert error["type"] == "StartupTimeoutError"
         assert f"worker:{1 - rank}" in error["missing"][0]
         assert "secret" in error["message"]
+
+
+def other_settings():
+    first = make_strategy()
+    messages = []
+    for arguments in ({"cluster_secret": "correct horse battery"}, {"peer_timeout_seconds": 7.0}):
+        with pytest.raises(ValueError) as caught:
+            make_strategy(**arguments)
+        messages.append(str(caught.value))
+    second = make_strategy(start_timeout_seconds=3.0)  # Of no account once the links are there.
+    return messages, first.process_group is second.process_group
+
+
+def test_g7_a_second_strategy_does_not_share_links_of_other_settings(worker_pool):
+    for messages, is_shared in worker_pool.run(other_settings, num_workers=2):
+        assert "`cluster_secret` is another" in messages[0] and "horse" not in messages[0]
+        assert "`peer_timeout_seconds` is 7.0, and was 5.0" in messages[1]
+        assert is_shared
 
 
 def test_links_beyond_loopback_need_a_secret(monkeypatch):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist_ext
 from tests.cluster.processes import environment_of_a_task
-from tfdist_ext.strategies import gpu_memory, multi_worker
+from tfdist_ext.strategies import gpu_memory, tensorflow_collectives
 
 PROGRAM = pathlib.Path(__file__).with_name("environment_program.py")
 
@@ -97,4 +97,4 @@ def test_tensorflow_collectives_sum_where_gpus_are_visible(monkeypatch, visible,
     # They use NCCL between GPUs; asking beats what is there.
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: visible)
     options = tf.distribute.experimental.CommunicationOptions()
-    assert multi_worker._uses_tensorflow(asked, options) is uses_tensorflow
+    assert tensorflow_collectives.are_wanted(asked, options) is uses_tensorflow

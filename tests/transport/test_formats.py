@@ -1,7 +1,10 @@
 """Addresses, frames and the handshake: no sockets."""
 
+import socket
+
 import hypothesis
 import pytest
+import zmq
 from hypothesis import strategies as st
 
 from tfdist_ext import errors
@@ -50,13 +53,51 @@ def test_secret_is_needed_beyond_loopback():
         errors.AuthenticationError, match="TFDIST_EXT_CLUSTER_SECRET.*`cluster_secret`.*`insecure=True`"
     ):
         security.require_secret_beyond_loopback(outside, None, False)
-    security.require_secret_beyond_loopback(outside, "s", False)
+    security.require_secret_beyond_loopback(outside, "correct horse battery", False)
     security.require_secret_beyond_loopback(outside, None, True)
     security.require_secret_beyond_loopback(outside[:1], None, False)
     with pytest.raises(ValueError, match="contradict"):
-        security.require_secret_beyond_loopback(outside, "s", True)
+        security.require_secret_beyond_loopback(outside, "correct horse battery", True)
     with pytest.raises(ValueError, match="empty"):
         security.require_secret_beyond_loopback(outside, "", False)
+
+
+@pytest.mark.parametrize("secret", ["s", "fifteen letters"])
+def test_h17_a_short_secret_is_refused(secret):
+    addresses = [Address.parse("127.0.0.1:2222")]
+    with pytest.raises(ValueError, match=f"has {len(secret)} characters.*at least 16.*openssl rand -hex 32"):
+        security.require_secret_beyond_loopback(addresses, secret, False)
+
+
+def test_h17_refused_links_are_told_of_every_ten_seconds(caplog):
+    # 30 refusals, one every 2 s: told of at 0, 10, 20, 30, 40 and 50.
+    times = iter(float(second) for second in range(0, 60, 2))
+    now = [0.0]
+    keeper = security.Gatekeeper(zmq.Context(), security.Curve("correct horse battery"), lambda: now[0])
+    for now[0] in times:
+        keeper._tell_of_refusal("192.0.2.7")
+    keeper.socket.close()
+    told = [record.getMessage() for record in caplog.records if "Refused a link" in record.getMessage()]
+    assert len(told) == 6 and "26 refused so far" in told[-1]
+
+
+def test_h13_a_name_with_ipv6_addresses_only(monkeypatch):
+    def resolved(host, port, family, kind):
+        if family == socket.AF_INET:
+            raise socket.gaierror("no address of this kind")
+        return [(family, kind, 6, "", ("2001:db8::7", port, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    address = Address.parse("trainer-1:2222")
+    assert address.uses_ipv6 and address.connect_endpoint == "tcp://trainer-1:2222"
+    assert address.bind_endpoints() == ["tcp://[2001:db8::7]:2222", "tcp://[::]:2222"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("127.0.0.1:1", False), ("[::1]:1", True), ("localhost:1", False)]
+)
+def test_h13_literals_and_localhost_are_what_they_were(text, expected):
+    assert Address.parse(text).uses_ipv6 is expected
 
 
 def test_key_depends_on_the_secret_alone():

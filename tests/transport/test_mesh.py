@@ -52,7 +52,7 @@ def test_an_address_that_is_not_local_listens_on_all_interfaces():
 @pytest.mark.parametrize("size", [2, 3])
 def test_secret_turns_on_curve_on_loopback_too(size):
     with connected(
-        size, secret="correct horse", direct_threshold_bytes=0, ring_chunk_bytes=1 << 17
+        size, secret="correct horse battery", direct_threshold_bytes=0, ring_chunk_bytes=1 << 17
     ) as groups:
         for result in each(groups, lambda group: group.all_reduce(np.full(300_000, 1.0), name="sum")):
             np.testing.assert_array_equal(result, np.full(300_000, float(size)))
@@ -64,11 +64,11 @@ def test_wrong_secret_fails_at_its_own_deadline_and_disturbs_nobody():
 
     def work(rank):
         if rank == 2:
-            return connect(impostor_addresses, 1, secret="wrong", start_timeout_seconds=0.8)
+            return connect(impostor_addresses, 1, secret="the wrong one, and long", start_timeout_seconds=0.8)
         if rank == 1:
             # Comes after the impostor, who has the same rank, has knocked.
             assert knocked.wait(10)
-        group = connect(addresses[:2], rank, secret="right", start_timeout_seconds=20)
+        group = connect(addresses[:2], rank, secret="the right one, and long", start_timeout_seconds=20)
         knocked.set()
         total = group.all_reduce(np.ones(3), name="sum")
         group.close()
@@ -87,7 +87,10 @@ def test_wrong_secret_fails_at_its_own_deadline_and_disturbs_nobody():
 def test_task_without_the_secret_is_kept_out():
     addresses = free_addresses(2)
     found = each(
-        range(2), lambda rank: connect(addresses, rank, secret=[None, "s"][rank], start_timeout_seconds=0.8)
+        range(2),
+        lambda rank: connect(
+            addresses, rank, secret=[None, "correct horse battery"][rank], start_timeout_seconds=0.8
+        ),
     )
     assert all(isinstance(error, errors.StartupTimeoutError) for error in found)
 

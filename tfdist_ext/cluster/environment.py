@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 TF_CONFIG = "TF_CONFIG"
 CLUSTER_SECRET = "TFDIST_EXT_CLUSTER_SECRET"
+# Characters; fewer can be found by trying.
+MIN_SECRET_LENGTH = 16
 RESTART_COUNT = "TFDIST_RESTART_COUNT"
 # Who sets them: Google Kubernetes Engine, the user (TensorFlow reads it too), the older Colab.
 TPU_NAMES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "COLAB_TPU_ADDR")

@@ -22,6 +22,7 @@ class BufferPool:
 
     Args:
         max_buffers_of_a_size: How many buffers of one size are kept; more are made when all are in use, and dropped.
+        max_bytes: How many bytes are kept in all; the sizes that were asked for longest ago go first.
 
     Example:
         >>> pool = BufferPool()
@@ -30,8 +31,8 @@ class BufferPool:
         ((10,), 0)
     """
 
-    def __init__(self, max_buffers_of_a_size: int = 4):
-        self._max_buffers_of_a_size = max_buffers_of_a_size
+    def __init__(self, max_buffers_of_a_size: int = 4, max_bytes: int = 256 * 1024 * 1024):
+        self._max_buffers_of_a_size, self._max_bytes = max_buffers_of_a_size, max_bytes
         self._buffers: dict[int, list[np.ndarray]] = {}
         self._lock = threading.Lock()
 
@@ -52,7 +53,8 @@ class BufferPool:
         return raw[offset : offset + num_bytes].view(dtype)
 
     def _unused(self, num_bytes: int) -> np.ndarray:
-        buffers = self._buffers.setdefault(num_bytes, [])
+        # Those that were asked for last stand last.
+        buffers = self._buffers[num_bytes] = self._buffers.pop(num_bytes, [])
         for raw in buffers:
             # A view keeps a reference to the array that owns the memory, never to another view.
             if sys.getrefcount(raw) <= _UNUSED_REFERENCES:
@@ -60,4 +62,13 @@ class BufferPool:
         raw = np.empty(num_bytes + ALIGNMENT_BYTES, np.uint8)
         if len(buffers) < self._max_buffers_of_a_size:
             buffers.append(raw)
+            self._forget_old_sizes()
         return raw
+
+    def _forget_old_sizes(self) -> None:
+        """Lets go of buffers until few enough bytes are kept; one that is in use lives on where it is used."""
+        kept = sum(raw.nbytes for buffers in self._buffers.values() for raw in buffers)
+        for num_bytes in list(self._buffers):
+            if kept <= self._max_bytes:
+                return
+            kept -= sum(raw.nbytes for raw in self._buffers.pop(num_bytes))

@@ -47,8 +47,10 @@ def main(argv: Sequence[str]) -> int:
     if faults:
         return _tell(Diagnosis((), (*faults, *about_builds)))
     cluster = None if text is None else from_tf_config(text)
-    diagnosis = diagnose(cluster, has_secret=environment.cluster_secret() is not None)
-    diagnosis = dataclasses.replace(diagnosis, problems=(*diagnosis.problems, *about_builds))
+    secret = environment.cluster_secret()
+    diagnosis = diagnose(cluster, has_secret=secret is not None)
+    complaints = (*_complaints_about_secret(secret), *about_builds)
+    diagnosis = dataclasses.replace(diagnosis, problems=(*diagnosis.problems, *complaints))
     if arguments.connect and cluster is not None:
         others = [member for member in cluster.members if member[0] != cluster.task]
         probes = probe_all(others, timeout_seconds=arguments.timeout_seconds)
@@ -95,6 +97,15 @@ def diagnose(cluster: ClusterSpecification | None, *, has_secret: bool) -> Diagn
 def _complaints_about_builds() -> tuple[str, ...]:
     complaint = builds.MISSING if builds.is_missing() else builds.complaint_about(builds.installed_builds())
     return (complaint,) if complaint else ()
+
+
+def _complaints_about_secret(secret: str | None) -> tuple[str, ...]:
+    if secret is None or len(secret) >= environment.MIN_SECRET_LENGTH:
+        return ()
+    return (
+        f"{environment.CLUSTER_SECRET} has {len(secret)} characters, and who tries them all would find it: give at least "
+        f"{environment.MIN_SECRET_LENGTH}. `openssl rand -hex 32` makes one.",
+    )
 
 
 def _facts_of_one_task(cluster: ClusterSpecification | None) -> tuple[str, ...]:

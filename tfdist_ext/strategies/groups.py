@@ -30,13 +30,34 @@ class GroupMembership:
         group: The `ProcessGroup`.
     """
 
-    def __init__(self, group: ProcessGroup):
+    def __init__(self, group: ProcessGroup, settings: dict):
         self.group = group
+        self._settings = settings
         self._inputs = itertools.count()
+
+    def check_settings(self, settings: dict) -> None:
+        """Refuses a strategy that wants its links otherwise than those that are there, which it would share.
+
+        Raises:
+            ValueError: A setting differs; names it, and no secret.
+        """
+        for name, wanted in settings.items():
+            there = self._settings[name]
+            if wanted == there:
+                continue
+            shown = "is another" if name == "cluster_secret" else f"is {wanted!r}, and was {there!r}"
+            raise ValueError(
+                f"Another strategy of this process has links to the same tasks, which both share: `{name}` {shown}. "
+                "Give all strategies of a process the same."
+            )
 
     def next_input_number(self) -> int:
         """Returns a number for a new iterator; the same on all workers, which open the same iterators."""
         return next(self._inputs)
+
+
+# Names under which addresses are published cannot be used twice.
+_formations = itertools.count()
 
 
 def published_addresses(cluster) -> list[str]:
@@ -53,10 +74,11 @@ def published_addresses(cluster) -> list[str]:
     host = cluster.address_of(cluster.task).rsplit(":", 1)[0]
     reserved = ReservedPorts(1)
     own = f"{host}:{reserved.ports[0]}"
-    compat.publish(f"tfdist_ext/link/{cluster.rank}", own)
+    formation = next(_formations)
+    compat.publish(f"tfdist_ext/link/{formation}/{cluster.rank}", own)
     ranks = range(len(cluster.training_tasks))
     reserved.release()
-    return [compat.read_published(f"tfdist_ext/link/{rank}") for rank in ranks]
+    return [compat.read_published(f"tfdist_ext/link/{formation}/{rank}") for rank in ranks]
 
 
 def join(
@@ -76,7 +98,8 @@ def join(
 
     Args:
         cluster: `ClusterSpecification`.
-        addresses: `host:port` of our links by rank, or None for the addresses of the cluster.
+        addresses: Function that returns `host:port` of our links by rank, called where a group is formed; or None
+            for the addresses of the cluster.
         secret: Cluster secret, or None for that of the environment.
         insecure: True to talk beyond loopback without a secret.
         on_mismatch: "error" or "warn", for tasks that were started with different settings.
@@ -91,30 +114,39 @@ def join(
         StartupTimeoutError: A task did not answer.
         ConfigurationMismatchError: Two tasks differ in a setting that would train another model.
         AuthenticationError: The links leave this machine without a secret.
+        ValueError: This process is in the group already, with other settings of its links.
     """
+    secret = secret or cluster_lib.environment.cluster_secret()
+    settings = {
+        "cluster_secret": secret,
+        "insecure": insecure,
+        "peer_timeout_seconds": peer_timeout_seconds,
+        "communication_options.timeout_seconds": timeout_seconds,
+    }
     tasks = cluster.training_tasks
     key = (tuple((str(task), cluster.address_of(task)) for task in tasks), cluster.rank)
     with _lock:
         existing = _groups.get(key)
         if existing is not None and not isinstance(existing.group.last_failure, errors.PeerLostError):
+            existing.check_settings(settings)
             return existing
         if existing is not None:
             logging.info("Forming the group anew after: %s", existing.group.last_failure)
             existing.group.close()
             del _groups[key]
         group = ProcessGroup.connect(
-            addresses or [cluster.address_of(task) for task in tasks],
+            addresses() if addresses else [cluster.address_of(task) for task in tasks],
             cluster.rank,
             task_names=[str(task) for task in tasks],
             hello=cluster_lib.describe_this_task(cluster, seed=compat.global_seed()),
-            secret=secret or cluster_lib.environment.cluster_secret(),
+            secret=secret,
             insecure=insecure,
             start_timeout_seconds=start_timeout_seconds,
             peer_timeout_seconds=peer_timeout_seconds,
             collective_timeout_seconds=timeout_seconds,
         )
         cluster_lib.check_records(group.hellos, on_mismatch=on_mismatch)
-        _groups[key] = GroupMembership(group)
+        _groups[key] = GroupMembership(group, settings)
         return _groups[key]
 
 

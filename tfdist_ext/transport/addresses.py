@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import ipaddress
 import socket
 
@@ -36,6 +37,22 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if self.ipv6 else f"{self.host}:{self.port}"
 
+    @functools.cached_property
+    def uses_ipv6(self) -> bool:
+        """True for an IPv6 literal, and for a name that has addresses of that kind only."""
+        if self.ipv6 or self.is_loopback:
+            return self.ipv6
+        return not self._resolved(socket.AF_INET) and bool(self._resolved(socket.AF_INET6))
+
+    def _resolved(self, family) -> list[str]:
+        try:
+            return [
+                str(info[4][0])
+                for info in socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)
+            ]
+        except OSError:
+            return []
+
     @property
     def is_loopback(self) -> bool:
         """True if only this machine can reach it; names other than `localhost` are not resolved."""
@@ -56,16 +73,10 @@ class Address:
         """
         if self.is_loopback:
             return [self.connect_endpoint]
-        family = socket.AF_INET6 if self.ipv6 else socket.AF_INET
-        try:
-            resolved = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)
-        except OSError:
-            resolved = []
+        resolved = self._resolved(socket.AF_INET6 if self.uses_ipv6 else socket.AF_INET)
         # ZeroMQ binds to numeric addresses only. A name of this host may resolve to 127.0.1.1 (Debian's
         # /etc/hosts), where no other machine could reach it.
-        hosts = dict.fromkeys(
-            info[4][0] for info in resolved if not ipaddress.ip_address(info[4][0]).is_loopback
-        )
-        if self.ipv6:
+        hosts = dict.fromkeys(host for host in resolved if not ipaddress.ip_address(host).is_loopback)
+        if self.uses_ipv6:
             return [f"tcp://[{host}]:{self.port}" for host in hosts] + [f"tcp://[::]:{self.port}"]
         return [f"tcp://{host}:{self.port}" for host in hosts] + [f"tcp://0.0.0.0:{self.port}"]

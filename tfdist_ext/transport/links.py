@@ -50,7 +50,7 @@ class Link:
         # Unlimited: the layer above decides what is in flight, and a full queue here would block the only
         # thread.
         self._socket.sndhwm = 0
-        self._socket.ipv6 = address.ipv6
+        self._socket.ipv6 = address.uses_ipv6
         self._socket.reconnect_ivl = 50
         self._socket.reconnect_ivl_max = 400
         timeout_ms = max(1, round(1000 * peer_timeout_seconds))
@@ -147,7 +147,7 @@ def open_listener(context: zmq.Context, address: Address, task_name: str, curve:
     listener.linger = 0
     listener.rcvhwm = 0
     listener.maxmsgsize = framing.MAX_PAYLOAD_BYTES
-    listener.ipv6 = address.ipv6
+    listener.ipv6 = address.uses_ipv6
     if curve is not None:
         curve.protect_listener(listener)
     failure: zmq.ZMQError | None = None

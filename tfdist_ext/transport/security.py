@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 
 import zmq
 import zmq.utils.z85
 from absl import logging
 
 from tfdist_ext import errors
+from tfdist_ext.cluster.environment import MIN_SECRET_LENGTH
 from tfdist_ext.transport.addresses import Address
 
+_SECONDS_BETWEEN_WARNINGS = 10.0
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"tfdist_ext"
 
@@ -22,10 +26,15 @@ def require_secret_beyond_loopback(addresses: Sequence[Address], secret: str | N
     Raises:
         AuthenticationError: If an address is not a loopback address, and neither `secret` nor `insecure` is
             given.
-        ValueError: If both are given, or `secret` is empty.
+        ValueError: If both are given, or `secret` is empty or short.
     """
     if secret is not None and not secret:
         raise ValueError("Argument `secret` must not be empty. Pass None to use no secret.")
+    if secret is not None and len(secret) < MIN_SECRET_LENGTH:
+        raise ValueError(
+            f"The cluster secret has {len(secret)} characters, and who tries them all would find it: give at least "
+            f"{MIN_SECRET_LENGTH}. `openssl rand -hex 32` makes one."
+        )
     if secret and insecure:
         raise ValueError("Arguments `secret` and `insecure=True` contradict each other; pass one of them.")
     exposed = [str(address) for address in addresses if not address.is_loopback]
@@ -75,7 +84,10 @@ class Gatekeeper:
     Without it a CURVE listener accepts every client that knows the public key.
     """
 
-    def __init__(self, context: zmq.Context, curve: Curve):
+    def __init__(self, context: zmq.Context, curve: Curve, now: Callable[[], float] = time.monotonic):
+        self._now = now
+        self._num_refused = 0
+        self._warned_at = -math.inf
         self._allowed_key = zmq.utils.z85.decode(curve.public_key)
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
@@ -97,9 +109,18 @@ class Gatekeeper:
                 and key == self._allowed_key
             )
             if not admitted:
-                logging.warning(
-                    "Refused a link from %s: it does not hold the cluster secret.",
-                    address.decode("ascii", "replace"),
-                )
+                self._tell_of_refusal(address.decode("ascii", "replace"))
             status = [b"200", b"OK", b"tfdist_ext"] if admitted else [b"400", b"wrong key", b""]
             self.socket.send_multipart([b"1.0", request_id, *status, b""])
+
+    def _tell_of_refusal(self, address: str) -> None:
+        """Warns of refused links, and not more often than every 10 seconds: whoever tries would fill the log."""
+        self._num_refused += 1
+        if self._now() - self._warned_at < _SECONDS_BETWEEN_WARNINGS:
+            return
+        self._warned_at = self._now()
+        logging.warning(
+            "Refused a link from %s: it does not hold the cluster secret. %d refused so far.",
+            address,
+            self._num_refused,
+        )
