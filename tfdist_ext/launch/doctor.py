@@ -103,7 +103,7 @@ def _complaints_about_secret(secret: str | None) -> tuple[str, ...]:
     if secret is None or len(secret) >= environment.MIN_SECRET_LENGTH:
         return ()
     return (
-        f"{environment.CLUSTER_SECRET} has {len(secret)} characters, and who tries them all would find it: give at least "
+        f"{environment.CLUSTER_SECRET} has {len(secret)} characters, and who tries them all finds it: give at least "
         f"{environment.MIN_SECRET_LENGTH}. `openssl rand -hex 32` makes one.",
     )
 
