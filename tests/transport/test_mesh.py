@@ -4,15 +4,17 @@ import logging
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import zmq
 
-from tests.collectives.groups import connected, each, free_addresses, names
+from tests.collectives.groups import DEADLINE_SECONDS, connected, each, free_addresses, names
 from tfdist_ext import errors
 from tfdist_ext.collectives import ProcessGroup
 from tfdist_ext.transport import framing
+from tfdist_ext.transport.mesh import Mesh, _State
 
 
 def connect(addresses, rank, **options):
@@ -148,3 +150,33 @@ def test_a_group_can_be_formed_again_in_the_same_process():
         groups = each(range(2), lambda rank: connect(addresses, rank, start_timeout_seconds=10))
         each(groups, lambda group: group.barrier("b"))
         each(groups, lambda group: group.close())
+
+
+def test_g10_the_last_act_of_a_task_arrives_though_it_leaves_at_once():
+    # 64 MB in chunks, sent by a task that closes without waiting; the other enters only then.
+    with connected(2, direct_threshold_bytes=0) as groups:
+        large = np.arange(8_000_000, dtype="float64")
+        groups[1].submit_all_gather(large, name="last")
+        leaving = threading.Thread(target=groups[1].close)
+        leaving.start()
+        first, second = groups[0].all_gather(large[:1], name="last")
+        leaving.join(DEADLINE_SECONDS)
+        assert first.tolist() == [0.0] and np.array_equal(second, large) and not leaving.is_alive()
+
+
+def test_g10_a_goodbye_that_overtakes_large_messages_is_heard_after_them():
+    heard, sent = [], []
+    mesh = Mesh.__new__(Mesh)  # Its bookkeeping alone: no sockets.
+    mesh._goodbyes, mesh._expected_bulk, mesh._states = {}, {1: 1}, {1: _State.ALIVE}
+    mesh._send = lambda rank, kind, **_: sent.append((rank, kind))
+    mesh._handler = SimpleNamespace(
+        peer_left=lambda rank, farewell: heard.append((rank, farewell["streams"]))
+    )
+    goodbye = memoryview(framing.pack_json({"streams": {"step": 3}, "bulk": 2}))
+    mesh._handle_control(1, framing.Kind.GOODBYE, goodbye)
+    assert not heard and not sent  # One of two large messages is on its way.
+    mesh._expected_bulk[1] = 2
+    mesh._hear_goodbye_if_all_is_here(1)
+    mesh._hear_goodbye_if_all_is_here(1)
+    assert heard == [(1, {"step": 3})] and sent == [(1, framing.Kind.ACKNOWLEDGE_GOODBYE)]
+    assert mesh._states[1] is _State.LEFT

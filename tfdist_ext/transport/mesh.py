@@ -34,6 +34,8 @@ from tfdist_ext.transport.links import (
 
 _EMPTY = memoryview(b"")
 _MESSAGES_PER_ROUND = 64
+# How long a task that leaves waits for a peer that is alive and still takes its large messages.
+_BULK_LINGER_SECONDS = 60.0
 # The @ makes it an abstract socket, which has no file and ends with its process.
 _BULK_PREFIX = "ipc://@tfdist_ext-"
 
@@ -85,7 +87,10 @@ class Mesh:
         self._formed = threading.Event()
         self._start_error: Exception | None = None
         self._closing_until: float | None = None
+        self._bulk_linger_seconds = 0.0
         self._unacknowledged: set[int] = set()
+        # Goodbyes that have overtaken the last large messages, which come another way.
+        self._goodbyes: dict[int, dict[str, Any]] = {}
         self._greeted: set[int] = set()
         security.require_secret_beyond_loopback(self._addresses, secret, insecure)
         self._engine = Engine(
@@ -166,7 +171,7 @@ class Mesh:
     def close(self, linger_seconds: float = 5.0) -> None:
         """Says goodbye and waits until every peer has taken what was sent to it, for a bounded time."""
         self._engine.call(lambda: self._begin_close(linger_seconds))
-        self._engine.join(linger_seconds + 5.0)
+        self._engine.join(max(linger_seconds, _BULK_LINGER_SECONDS) + 5.0)
 
     # Engine thread only.
 
@@ -229,6 +234,7 @@ class Mesh:
         expected[source] += 1
         if kind in (Kind.DATA, Kind.BULK_DATA):
             self._handler.receive(source, body, payload)
+            self._hear_goodbye_if_all_is_here(source)
         else:
             self._handle_control(source, kind, payload)
 
@@ -246,11 +252,8 @@ class Mesh:
         if kind is Kind.ACKNOWLEDGE_HELLO:
             self._handshake.receive_acknowledgement(source, framing.unpack_json(payload))
         elif kind is Kind.GOODBYE:
-            farewell = framing.unpack_json(payload)
-            self._send(source, Kind.ACKNOWLEDGE_GOODBYE)
-            if self._states[source] is _State.ALIVE:
-                self._states[source] = _State.LEFT
-                self._handler.peer_left(source, farewell)
+            self._goodbyes[source] = framing.unpack_json(payload)
+            self._hear_goodbye_if_all_is_here(source)
         elif kind is Kind.ACKNOWLEDGE_GOODBYE:
             self._unacknowledged.discard(source)
         elif kind is Kind.LOST:
@@ -260,6 +263,16 @@ class Mesh:
                 self._lose(source, f"it gave this task up: {reason}")
             elif rank in self._states:
                 self._lose(rank, f"{self._names[source]} reports: {reason}")
+
+    def _hear_goodbye_if_all_is_here(self, source: int) -> None:
+        farewell = self._goodbyes.get(source)
+        if farewell is None or not _has_come(self._expected_bulk[source], farewell.get("bulk")):
+            return
+        del self._goodbyes[source]
+        self._send(source, Kind.ACKNOWLEDGE_GOODBYE)
+        if self._states[source] is _State.ALIVE:
+            self._states[source] = _State.LEFT
+            self._handler.peer_left(source, farewell)
 
     def _watch_link(self, rank: int) -> None:
         for event in self._links[rank].events():
@@ -299,6 +312,8 @@ class Mesh:
     def _tick(self) -> float:
         if self._closing_until is not None:
             remaining = self._closing_until - time.monotonic()
+            if self._unacknowledged & self._bulk_links.keys():
+                remaining += self._bulk_linger_seconds
             if not self._unacknowledged or remaining <= 0:
                 self._engine.stop()
                 return 0.0
@@ -322,14 +337,17 @@ class Mesh:
         if self._closing_until is not None:
             return
         self._closing_until = time.monotonic() + linger_seconds
+        self._bulk_linger_seconds = max(0.0, _BULK_LINGER_SECONDS - linger_seconds)
         # Before `closed`, which fails what is pending here: peers must learn how far this task really came.
-        goodbye = memoryview(framing.pack_json(self._handler.farewell()))
+        farewell = self._handler.farewell()
         self._handler.closed(None)
         if not self._formed.is_set() or self._start_error is not None:
             return
         for rank, state in self._states.items():
             if state is _State.ALIVE:
-                self._send(rank, Kind.GOODBYE, payload=goodbye)
+                num_bulk = self._bulk_links[rank].num_sent if rank in self._bulk_links else 0
+                goodbye = framing.pack_json({**farewell, "bulk": num_bulk})
+                self._send(rank, Kind.GOODBYE, payload=memoryview(goodbye))
                 self._unacknowledged.add(rank)
 
     def _close_sockets(self) -> None:
@@ -338,9 +356,12 @@ class Mesh:
             # and our acknowledgement of a goodbye that crossed our own.
             link.close(linger_seconds=0.5)
         for bulk_link in self._bulk_links.values():
-            # Goodbyes go the other way, and may have overtaken the last large messages.
             bulk_link.close(linger_seconds=0.5)
         self._context.destroy()
+
+
+def _has_come(num_received: int, num_sent: Any) -> bool:
+    return not isinstance(num_sent, int) or num_received >= num_sent
 
 
 def _bulk_endpoint() -> dict[str, str]:
