@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -180,3 +182,27 @@ def test_g10_a_goodbye_that_overtakes_large_messages_is_heard_after_them():
     mesh._hear_goodbye_if_all_is_here(1)
     assert heard == [(1, {"step": 3})] and sent == [(1, framing.Kind.ACKNOWLEDGE_GOODBYE)]
     assert mesh._states[1] is _State.LEFT
+
+
+STRANGER = """
+import os, sys, zmq, zmq.utils.monitor
+os.setuid(int(sys.argv[2]))
+socket = zmq.Context().socket(zmq.PUSH)
+socket.linger = 1000
+events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+socket.connect(sys.argv[1])
+event = zmq.utils.monitor.recv_monitor_message(events)["event"] if events.poll(10000) else None
+print({zmq.EVENT_HANDSHAKE_SUCCEEDED: "let in", zmq.EVENT_DISCONNECTED: "refused"}.get(event))
+"""
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_g9_local_sockets_are_for_the_user_of_the_job_alone(is_other):
+    # Only root can be somebody else; elsewhere the own user is let in once more.
+    other = 65534 if is_other and os.getuid() == 0 else os.getuid()
+    with connected(2) as groups:
+        endpoint = groups[0]._mesh._bulk_endpoint["endpoint"]
+        command = [sys.executable, "-c", STRANGER, endpoint, str(other)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.stdout.strip() == ("let in" if other == os.getuid() else "refused"), done.stderr
+        assert each(groups, lambda group: group.all_reduce(np.ones(1), name="sum")[0]) == [2.0, 2.0]

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import json
+import os
 import secrets
 import threading
 import time
@@ -112,6 +113,8 @@ class Mesh:
             own_address = self._addresses[self._rank]
             self._listener = open_listener(self._context, own_address, self._names[self._rank], curve)
             if self._bulk_endpoint:
+                # A Unix socket knows who connects: no other user of this host.
+                self._listener.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
                 self._listener.bind(self._bulk_endpoint["endpoint"])
             self._links = {
                 rank: Link(self._context, self._addresses[rank], curve, self._peer_timeout_seconds)
