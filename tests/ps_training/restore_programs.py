@@ -71,7 +71,7 @@ def carried(where, directory, source, target, cluster=None, shards=1):
     values = values_of(model)
     manager = TrainingCheckpointManager(state, f"{directory}/{target}", stop_on_sigterm=False)
     manager.save(8, wait=True)
-    (folder,) = os.listdir(f"{directory}/{target}")
+    (folder,) = [name for name in os.listdir(f"{directory}/{target}") if name.startswith("checkpoint-")]
     return {"values": values, "files": sorted(os.listdir(f"{directory}/{target}/{folder}"))}
 
 

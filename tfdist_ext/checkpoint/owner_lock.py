@@ -35,6 +35,8 @@ BEAT_SECONDS = 5.0
 # Four touches of an owner on another machine; or for one on this machine to end that is about to.
 PATIENCE_SECONDS = 20.0
 PATIENCE_HERE_SECONDS = 5.0
+# A claim to a dead owner's lock is a matter of microseconds.
+_CLAIM_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,8 @@ class OwnerLock:
             patience = here_seconds if dead is False else patience_seconds
             if dead or (dead is None and touched == seen[1] and waited >= patience):
                 logging.warning("%s was left by %s, which is gone.", self._path, owner)
-                self._remove(owner.token)
+                if not self._remove(owner.token):
+                    sleep(min(0.05, self._beat_seconds / 4))
             elif waited >= patience or (dead is None and touched != seen[1]):
                 raise CheckpointError(
                     f"{self._directory} is being written by another job: {owner}. Wait for its end, or choose another "
@@ -197,16 +200,28 @@ class OwnerLock:
             unknown = Owner(token="?", host="?", machine="?", pid=0, started="", task="somebody unknown")
             return unknown, touched
 
-    def _remove(self, token: str) -> None:
-        """Removes the lock if it is still of that token."""
-        aside = f"{self._path}-{self._me.token}-removed"
+    def _remove(self, token: str) -> bool:
+        """Removes the lock if it is still of that token; returns False where another is about to.
+
+        Only who has made the claim to a token may remove its lock: of many that found the same dead owner one does, and
+        none removes the lock of a successor.
+        """
+        claim = f"{self._path}-claim-{token}"
+        try:
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            with contextlib.suppress(OSError):
+                if time.time() - os.stat(claim).st_mtime > _CLAIM_SECONDS:
+                    os.unlink(claim)  # Left by one that died in between.
+            return False
+        except OSError:
+            return True
         with contextlib.suppress(OSError):
-            os.rename(self._path, aside)
-            found = _token_of(aside)
-            if found not in (token, None):
-                # Somebody was faster, and this is the successor's.
-                os.link(aside, self._path)
-            os.unlink(aside)
+            if _token_of(self._path) == token:
+                os.unlink(self._path)
+        with contextlib.suppress(OSError):
+            os.unlink(claim)
+        return True
 
     def _beat(self) -> None:
         while not self._released.wait(self._beat_seconds):
