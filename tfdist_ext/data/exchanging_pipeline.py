@@ -52,7 +52,11 @@ class ExchangingPipeline:
         weakref.finalize(iterator, self._extended.process_group.abandon, _stream(number))
         return iterator
 
-    def _exchange(self, number, has_data, rows):
+    def _exchange(self, number, index, count, has_data, rows):
+        if index != count:
+            # An element before this one failed, which whoever reads hears first. TensorFlow goes on to the next, and
+            # the others must not take this one for it.
+            raise RuntimeError("The input failed before.")
         # A pass knows its number from its first element on: later ones may be computed while the next pass opens.
         number = int(number) if number >= 0 else self._next_number
         num_slots = _num_slots(self._extended)
@@ -69,16 +73,17 @@ class ExchangingPipeline:
         local_slots = list(self._extended.local_slots)
 
         @plain
-        def exchanged(number, element):
-            has_data, parts, rows = element
+        def exchanged(state, element):
+            number, count = state
+            index, (has_data, parts, rows) = element
             own = tf.gather(rows, local_slots) * tf.cast(has_data, tf.int64)
             number, anyone, all_rows = tf.numpy_function(
-                self._exchange, [number, has_data, own], [tf.int64, tf.bool, tf.int64]
+                self._exchange, [number, index, count, has_data, own], [tf.int64, tf.bool, tf.int64]
             )
             number.set_shape([])
             anyone.set_shape([])
             all_rows.set_shape([num_slots])
-            return number, (anyone, parts, tf.concat([all_rows, rows[-1:]], axis=0))
+            return (number, count + 1), (anyone, parts, tf.concat([all_rows, rows[-1:]], axis=0))
 
         @plain
         def anyone_has_data(anyone, parts, rows):
@@ -89,7 +94,9 @@ class ExchangingPipeline:
             return parts, rows
 
         # A scan is sequential: exchanges are matched across workers by their order.
-        exchanges = elements.scan(tf.constant(-1, tf.int64), exchanged)
+        # The counter moves on where an element fails, and the count of exchanges does not.
+        numbered = tf.data.Dataset.zip(tf.data.Dataset.counter(), elements)
+        exchanges = numbered.scan((tf.constant(-1, tf.int64), tf.constant(0, tf.int64)), exchanged)
         return exchanges.take_while(anyone_has_data).map(without_flag)
 
 
