@@ -24,9 +24,9 @@ def counted_states(cluster):
 
 
 def losses(cluster):
-    """Returns, by policy and loss, the largest difference from one device, or the words of a refusal."""
+    """Returns, by loss, the largest difference from one device."""
     keras.config.set_floatx("float64")
-    data = programs.fractions(rows=12)
+    data = oracle.batched(programs.fractions(rows=12), 2)
     made = {
         "Dice": keras.losses.Dice,
         "in-batch negatives": lambda: programs.in_batch_negatives,
@@ -34,18 +34,11 @@ def losses(cluster):
         "mean": keras.losses.MeanSquaredError,
     }
     results = {}
-    for policy, rows in (("bounded 0", 2), ("synchronous", 4)):
-        for name, loss in made.items():
-            make = functools.partial(lambda loss: programs.compiled(loss()), loss)
-            # A step is a batch of two, or a round of two such batches.
-            expected = oracle.train(None, make, oracle.batched(data, rows))
-            placed = models.strategy(cluster, policy)
-            try:
-                actual = oracle.train(placed, make, oracle.batched(data, 2))
-            except NotImplementedError as error:
-                results[policy, name] = str(error)
-            else:
-                results[policy, name] = oracle.largest_difference(actual, expected)
+    for name, loss in made.items():
+        make = functools.partial(lambda loss: programs.compiled(loss()), loss)
+        expected = oracle.train(None, make, data)
+        actual = oracle.train(models.strategy(cluster, "bounded 0"), make, data)
+        results[name] = oracle.largest_difference(actual, expected)
     return results
 
 
@@ -78,27 +71,3 @@ def unordered_rows(cluster):
         model.fit(pipeline.batch(2), verbose=0)
         counts[name] = model.get_weights()[0].ravel().tolist()
     return counts
-
-
-def steps_by_hand(cluster):
-    """Returns, by loss, the largest difference of a run in rounds of two batches of two, or the words of a refusal."""
-    keras.config.set_floatx("float64")
-    data = oracle.regression_data(rows=12)
-    results = {}
-    for name in (
-        "mean",
-        "sum over the batch size",
-        "rows' losses over the batch size",
-        "Keras' sum",
-        "ratio of sums",
-    ):
-        make = functools.partial(programs.by_hand, programs.STEP_LOSSES[name])
-        expected = oracle.train(None, make, oracle.batched(data, 4))
-        placed = models.strategy(cluster, "synchronous")
-        try:
-            actual = oracle.train(placed, make, oracle.batched(data, 2))
-        except NotImplementedError as error:
-            results[name] = str(error)
-        else:
-            results[name] = oracle.largest_difference(actual, expected)
-    return results

@@ -14,8 +14,8 @@ from tests.single_host import programs_of_a_kind as programs
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def regression():
-    return oracle.batched(oracle.regression_data(rows=13), 4)
+def regression(rows=13):
+    return oracle.batched(oracle.regression_data(rows), 4)
 
 
 def assert_equal_to_one_device(make, data, replicas=2):
@@ -154,6 +154,15 @@ def test_f9_counts_and_totals_of_a_layer(eager):
         "steps": 8,
         "float_steps": 8.0,
     }
+
+
+def test_f9_a_number_of_the_last_batch_is_no_total():
+    """From zero a sum of changes and a sum of values look alike. The last batch of 11 rows in fours has 3."""
+    run = assert_equal_to_one_device(
+        lambda: programs.by_hand(programs.STEP_LOSSES["mean"], counts=True), regression(rows=11), replicas=2
+    )
+    (last,) = (v for v in run["model"].non_trainable_variables if v.name == "last_rows")
+    assert int(last.numpy()) == 3
 
 
 def test_f9_a_float_step_counter_is_exact_for_thousands_of_steps():

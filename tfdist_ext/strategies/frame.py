@@ -56,7 +56,12 @@ class Frame:
         drew: True once a random stream asked for `draw`.
         pulled: The variables that a worker pulled from parameter servers, or None.
         round_size: Sets of a step under parameter servers, as far as it is known before they are there.
-        reductions: There, how each loss was reduced: `("sum" | "mean" | "own", denominator or None)`.
+        reductions: There, how each loss was reduced: `("sum" | "mean" | "own" | "whole", denominator, name or None)`.
+        other_metrics: There, names of metrics whose functions are no mean and no sum over the rows of a batch.
+        feeds_sum: True while a metric is fed a sum over rows by its function.
+        ways: There, by id of a metric's variable how its changes in the sets of a round combine, if not added:
+            "averaged", or "of rows" where each is a sum over rows times the rows.
+        round: There, what tells a set of the others of its round, with `rows_of_all` and `total_of_all`; or None.
     """
 
     strategy: Any
@@ -81,6 +86,20 @@ class Frame:
     pulled: Any = None
     round_size: int = 1
     reductions: list = dataclasses.field(default_factory=list)
+    other_metrics: list[str] = dataclasses.field(default_factory=list)
+    feeds_sum: bool = False
+    ways: dict[int, str] = dataclasses.field(default_factory=dict)
+    round: Any = None
+
+    @property
+    def others(self):
+        """What knows the other parts of the batch in place of collectives, or None."""
+        return self.round if self.trial is None else self.trial
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas TensorFlow believes there are."""
+        return 1 if self.pulled is not None else self.num_slots
 
     @property
     def weighs_total(self) -> bool:
@@ -224,8 +243,8 @@ def weight_of_denominator(denominator):
     frame = distributed_frame()
     if frame is None:
         return None
-    if frame.trial is not None:
-        total = tf.add_n(frame.trial.exchange(denominator))
+    if frame.others is not None:
+        total = frame.others.total_of_all(denominator)
     else:
         total = tf.distribute.get_replica_context().all_reduce(
             tf.distribute.ReduceOp.SUM, frame.mask(tf.stop_gradient(denominator))

@@ -51,6 +51,8 @@ class SetLayout:
         logs: What the step returned.
         weight: Scalar float64 tensor, how much the set counts beside others of its round.
         wire_dtype: Dtype in which gradients travel, or None.
+        ways: By id of a variable how what the sets of a round assign to it combines, where that is known: as in
+            `step_trial.Verdict.updates` or `Frame.ways`.
 
     Attributes:
         tensors: The tensors to send, only while compute is traced.
@@ -59,7 +61,7 @@ class SetLayout:
         packing: How they travel.
     """
 
-    def __init__(self, recorder, scope, pulled: Pulled, logs, weight, wire_dtype=None):
+    def __init__(self, recorder, scope, pulled: Pulled, logs, weight, wire_dtype=None, ways=None):
         self.tensors: list[tf.Tensor] = []
         self._devices: list[str] = []
         self.applications = [(a.optimizer, list(a.variables)) for a in recorder.applications]
@@ -73,6 +75,7 @@ class SetLayout:
             None if a.scale is None else self._add(a.scale, FIRST_PS) for a in recorder.applications
         ]
         self.counted: set[int] = set()  # Of integer variables that count rows.
+        self.ways: dict[int, str] = ways or {}
         self.updates = [self._add_update(v, scope, pulled) for v in scope.assigned.values()]
         self.logs = self._plan_logs(recorder, logs)
         self.weight_position = self._add(weight, FIRST_PS)

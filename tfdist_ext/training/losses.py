@@ -54,7 +54,7 @@ def _reduce_weighted_values(
     original, values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
 ):
     frame = frames.current_frame()
-    if frame is not None and frame.pulled is not None:
+    if frame is not None and frame.pulled is not None and frame.round is None:
         return _loss_of_a_set(frame, original, values, sample_weight, mask, reduction, dtype)
     frame = frames.distributed_frame()
     if frame is None or frame.is_whole:
@@ -87,7 +87,7 @@ def _loss_of_any_kind(original, loss, y_true, y_pred, sample_weight=None):
     if frame is None or frame.is_whole or not _has_other_parts(frame):
         return original(loss, y_true, y_pred, sample_weight)
     kind = whole_batch.kind_of_loss(loss, y_true, y_pred, sample_weight)
-    if frame.pulled is not None:
+    if frame.pulled is not None and frame.round is None:
         return _loss_of_any_kind_in_a_round(frame, kind, original, loss, y_true, y_pred, sample_weight)
     if kind is Kind.NEITHER:
         given = [y_true, y_pred] if sample_weight is None else [y_true, y_pred, sample_weight]
@@ -102,14 +102,10 @@ def _has_other_parts(frame) -> bool:
 
 
 def _loss_of_any_kind_in_a_round(frame, kind, original, loss, y_true, y_pred, sample_weight):
-    if kind is Kind.NEITHER:
-        raise NotImplementedError(
-            f"The loss `{loss.name}` is no mean and no sum over the rows of a batch, and a step of `Synchronous` has "
-            f"{frame.round_size} batches whose workers do not know each other's rows. Use "
-            "`MultiWorkerMirroredStrategy`, or a policy that applies one batch at a time, as `BoundedStaleness`."
-        )
     before = len(frame.reductions)
     value = original(loss, y_true, y_pred, sample_weight)
+    if kind is Kind.NEITHER:
+        frame.reductions[before:] = [("whole", loss.name)]
     if kind is not Kind.SUM:
         return value
     frame.reductions[before:] = [("sum", None)]
@@ -133,6 +129,15 @@ def _loss_of_a_set(frame, original, values, sample_weight, mask, reduction, dtyp
 def are_all_sums(frame) -> bool:
     """Returns True where every loss of a set is a sum over its rows."""
     return {kind for kind, _ in frame.reductions} == {"sum"}
+
+
+def that_need_other_sets(frame) -> str | None:
+    """Names the losses that no weight of the sets of a round makes those of the whole batch; None if there are none."""
+    kinds = [kind for kind, _ in frame.reductions]
+    names = [f"`{of}`" for kind, of in frame.reductions if kind == "whole"]
+    if not names and len(set(kinds)) == 1 and kinds.count("own") <= 1 or not kinds:
+        return None
+    return ", ".join(names) or "of the model"
 
 
 def weight_of_set(frame, num_rows):
@@ -217,7 +222,7 @@ def _compute_average_loss(original, per_example_loss, sample_weight=None, global
     if global_batch_size is not None:
         # A sum over rows, divided by a number that is the same everywhere.
         return tf.math.divide_no_nan(loss, share) if frame.weighs_total else loss
-    mean = loss * frame.num_slots
+    mean = loss * frame.num_replicas
     return mean if frame.weighs_total else mean * share
 
 
@@ -226,17 +231,19 @@ def _scale_regularization_loss(original, regularization_loss):
     frame = frames.distributed_frame()
     if frame is None:
         return loss
-    whole = loss * frame.num_slots
+    whole = loss * frame.num_replicas
     return whole if frame.weighs_total else whole * tf.cast(frame.share, loss.dtype)
 
 
 def _update_mean_of_function(original, metric, y_true, y_pred, sample_weight=None):
     """Feeds a metric whose function is neither a mean nor a sum over rows the rows of all replicas."""
-    frame = frames.distributed_frame()
-    if frame is None or not frame.weighs_total or frame.is_whole:
+    frame = frames.current_frame()
+    if frame is None or not frame.weighs_total or frame.is_whole or not _has_other_parts(frame):
         return original(metric, y_true, y_pred, sample_weight)
     function = functools.partial(metric._fn, **metric._fn_kwargs)
     kind = whole_batch.kind_of_function(metric, function, y_true, y_pred)
+    if frames.distributed_frame() is None:
+        return _update_in_a_round(frame, kind, original, metric, y_true, y_pred, sample_weight)
     if kind is Kind.SUM and sample_weight is None:
         value = keras.ops.convert_to_tensor(function(y_true, y_pred))
         return keras.metrics.Mean.update_state(
@@ -254,11 +261,23 @@ def _update_mean_of_function(original, metric, y_true, y_pred, sample_weight=Non
     return keras.metrics.Mean.update_state(metric, values, sample_weight)
 
 
+def _update_in_a_round(frame, kind, original, metric, y_true, y_pred, sample_weight):
+    if kind is Kind.NEITHER:
+        frame.other_metrics.append(metric.name)
+    frame.feeds_sum = kind is Kind.SUM
+    try:
+        return original(metric, y_true, y_pred, sample_weight)
+    finally:
+        frame.feeds_sum = False
+
+
 def _update_mean(original, metric, values, sample_weight=None):
     """Lets a mean that is fed one number a batch count the replicas of a batch as that one batch."""
     frame = frames.distributed_frame()
     values = keras.ops.convert_to_tensor(values)
     if frame is None or not frame.weighs_total or len(values.shape):
+        if not len(values.shape):
+            _note_number_of_a_set(sample_weight, metric.total, metric.count)
         return original(metric, values, sample_weight)
     values = _of_whole_batch(frame, values)
     if sample_weight is not None:
@@ -270,9 +289,26 @@ def _update_sum(original, metric, values, sample_weight=None):
     """Lets a sum that is fed one mean a batch add the mean of the global batch."""
     frame = frames.distributed_frame()
     values = keras.ops.convert_to_tensor(values)
+    if frame is None and not len(values.shape):
+        _note_number_of_a_set(sample_weight, metric.total)
     if frame is not None and frame.weighs_total and not len(values.shape):
         values = frames.times(_of_whole_batch(frame, values), frame.share)
     return original(metric, values, sample_weight)
+
+
+def _note_number_of_a_set(sample_weight, total, *counts) -> None:
+    """Notes that a metric is fed one number for a set of a round, which on one device is one for all of them."""
+    frame = frames.current_frame()
+    if frame is None or frame.pulled is None or frame.round_size == 1:
+        return
+    index, frame.num_scalars = frame.num_scalars, frame.num_scalars + 1
+    if sample_weight is not None:
+        if are_all_sums(frame):  # Keras weights its losses by rows.
+            frame.ways[id(total)] = "of rows"
+        return
+    is_sum = frame.feeds_sum or (frame.verdict is not None and frame.verdict.is_sum_in_metric(index))
+    averaged = counts if is_sum else (total, *counts)
+    frame.ways.update((id(variable), "averaged") for variable in averaged)
 
 
 def _of_whole_batch(frame, value):

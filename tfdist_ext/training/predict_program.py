@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training.pulled import Pulled, PulledScope, PullPlan
-from tfdist_ext.training.set_program import none_for_optional
+from tfdist_ext.training.set_computation import none_for_optional
 from tfdist_ext.training.set_recorder import SetRecorder
 
 

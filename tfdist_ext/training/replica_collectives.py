@@ -25,7 +25,9 @@ _ours = _Ours()
 
 def _in_step(frame) -> bool:
     """True where a Keras step of several replicas runs, whose replicas may have no rows."""
-    return frame is not None and frame.weighs_total and frame.share is not None and frame.num_slots > 1
+    if frame is None or frame.pulled is not None:
+        return False
+    return frame.weighs_total and frame.share is not None and frame.num_slots > 1
 
 
 def _check_trial(frame) -> None:

@@ -43,7 +43,17 @@ class ComputedSet:
     busy: bool = False
     lost: bool = False
 
-    def deliver(self) -> None:
+    @property
+    def needs_others(self) -> bool:
+        """Whether it can be brought to the ps only when the other sets of its step are known."""
+        return False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that go to the ps."""
+        return self.program.bytes_pushed(self.wires)
+
+    def deliver(self, worker: Worker) -> None:
         """Brings it to the ps; blocks as long as the worker does not answer."""
         with tf.device(FIRST_PS):
             wires = list(self.program.deliver(*self.wires))
@@ -78,7 +88,7 @@ class _Fetch:
         self._computed, self._changed, self._failed = computed, changed, failed
 
     def run(self, worker: Worker) -> None:
-        self._computed.deliver()
+        self._computed.deliver(worker)
         self._end()
 
     def lost(self, worker: Worker) -> None:

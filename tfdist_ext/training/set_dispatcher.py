@@ -87,7 +87,8 @@ class SetDispatcher:
 
     def _lose(self, index: int) -> None:
         for computed in self._sets.values():
-            computed.lost = computed.lost or (computed.worker == index and not computed.delivered)
+            holds_it = computed.needs_others or not computed.delivered
+            computed.lost = computed.lost or (computed.worker == index and holds_it)
         self._joined.pop(index, None)
         self.ledger.lost(index)
 
@@ -125,24 +126,24 @@ class SetDispatcher:
 
     def arrived(self, worker: Worker, dispatch: Dispatch, rows: int, computed: ComputedSet) -> None:
         """See `set_job.Receiver`."""
-        pushed = computed.program.bytes_pushed(computed.wires)
+        pushed = computed.num_bytes
         with self._changed:
             self._sets[dispatch.set_id] = computed
             verdict = self.ledger.arrived(dispatch.set_id, rows)
-            brings = verdict.outcome == "admitted" and not computed.delivered
+            brings = verdict.outcome == "admitted" and not (computed.delivered or computed.needs_others)
             if verdict.outcome == "dropped":
                 self._forget([dispatch.set_id])
             if dispatch.set_id in self._to_release:
                 self._to_release.remove(dispatch.set_id)
                 self._release(dispatch.batches)
             computed.busy = brings
-            if verdict.outcome != "dropped" or computed.delivered:
+            if verdict.outcome != "dropped" or computed.delivered or computed.needs_others:
                 self._bytes.pushed[worker.index] += pushed
             if not brings:
                 self._dispatch()
                 return
         # If this fails, the worker is lost with all it holds.
-        computed.deliver()
+        computed.deliver(worker)
         with self._changed:
             computed.busy = False
             self._dispatch()

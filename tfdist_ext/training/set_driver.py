@@ -6,6 +6,7 @@ admitted, dropped and applied is decided by the ledger alone, which is asked und
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from typing import Any
@@ -15,6 +16,7 @@ import tensorflow as tf
 from tfdist_ext import compat, errors, events
 from tfdist_ext.ps import Apply
 from tfdist_ext.training.gradient_set import FIRST_PS
+from tfdist_ext.training.half_set import tell_each_other
 from tfdist_ext.training.interrupts import interrupts_afterwards
 from tfdist_ext.training.reading import leases_of
 from tfdist_ext.training.set_delivery import bring_all
@@ -248,28 +250,41 @@ class SetDriver(SetDispatcher):
         """Brings the sets of a step to the ps; returns the ids of those that are lost."""
         with self._changed:
             sets = {admitted.set_id: self._sets.get(admitted.set_id) for admitted in apply.sets}
-            known = [computed for computed in sets.values() if computed is not None]
-            bring_all(known, self._threads, self._changed, self.failed, self._check)
+            known = [computed for computed in sets.values() if computed is not None and not computed.lost]
+            if self._program.halves is None:
+                bring_all(known, self._threads, self._changed, self.failed, self._check)
+        if self._program.halves is not None and len(known) == len(sets):
+            with self._naming_lost_ps():
+                makers = tell_each_other(known)
+            with self._changed:
+                bring_all(makers, self._threads, self._changed, self.failed, self._check)
+        with self._changed:
             return [set_id for set_id, computed in sets.items() if computed is None or computed.lost]
+
+    @contextlib.contextmanager
+    def _naming_lost_ps(self):
+        try:
+            yield
+        except tf.errors.OpError as error:
+            lost_ps = self._threads.lost_ps(error)
+            if lost_ps is None and isinstance(error, UNREACHABLE) and self._threads.num_ps > 1:
+                lost_ps = self._threads.broken_connection(error)
+            if lost_ps is None:
+                raise
+            lost_ps.step = self.ledger.version
+            raise lost_ps from error
 
     def _commit(self, apply: Apply):
         sets = [self._sets[admitted.set_id] for admitted in apply.sets]
+        if self._program.halves is not None and self._program.halves.is_whole:
+            sets = sets[:1]
         fresh = all(admitted.staleness == 0 for admitted in apply.sets)
         damped = apply.factor != 1.0
         commit = self._program.commit(len(sets), fresh, damped)
         factor = tf.constant(apply.factor, tf.float32) if damped else self._no_factor
         with interrupts_afterwards():
-            try:
-                with tf.device(FIRST_PS):
-                    outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
-            except tf.errors.OpError as error:
-                lost_ps = self._threads.lost_ps(error)
-                if lost_ps is None and isinstance(error, UNREACHABLE) and self._threads.num_ps > 1:
-                    lost_ps = self._threads.broken_connection(error)
-                if lost_ps is None:
-                    raise
-                lost_ps.step = self.ledger.version
-                raise lost_ps from error
+            with self._naming_lost_ps(), tf.device(FIRST_PS):
+                outputs = commit(factor, [[*computed.wires, *computed.kept] for computed in sets])
             with self._changed:
                 self._note_applied(apply)
         events.emit("step_applied", version=apply.version, sets=apply.sets)

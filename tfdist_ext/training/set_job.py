@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist_ext import compat
 from tfdist_ext.ps import Batch, Dispatch
+from tfdist_ext.training.half_set import HalfSet
 from tfdist_ext.training.set_delivery import ComputedSet
 from tfdist_ext.training.set_program import SetProgram
 from tfdist_ext.training.worker import Worker
@@ -75,6 +76,9 @@ class SetJob:
             if outputs is None:
                 self._receiver.ran_out(dispatch, batch)
                 break
+            if program.halves is not None:
+                self._arrive_half(worker, outputs, (cached, draw, self._arguments), on_ps)
+                return
             counts, some, kept = program.divide(outputs)
             rows += program.layout.num_rows(some)
             self._receiver.pulled(worker, program.bytes_pulled(counts, some))
@@ -82,6 +86,16 @@ class SetJob:
         if wires is not None:
             computed = ComputedSet(worker.index, program, wires, on_ps or kept, delivered=program.pushes)
             self._receiver.arrived(worker, dispatch, rows, computed)
+
+    def _arrive_half(self, worker: Worker, outputs, inputs: tuple, kept: list) -> None:
+        program = self._program
+        rows, batch, shown = program.halves.divide(outputs)
+        self._receiver.pulled(worker, program.bytes_pulled_for_first_half)
+        half = HalfSet(
+            worker.index, program, [], kept, False, batch=batch, inputs=inputs, shown=shown,
+            pulled=self._receiver.pulled,
+        )  # fmt: skip
+        self._receiver.arrived(worker, self._dispatch, rows, half)
 
     def lost(self, worker: Worker) -> None:
         """See `worker.Job`."""

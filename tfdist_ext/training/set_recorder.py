@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training import own_apply, set_scaling
 from tfdist_ext.training.recorder import ResultNotes
 
@@ -65,7 +66,11 @@ class SetRecorder(ResultNotes):
 
     def record_apply(self, frame, optimizer, grads, trainable_variables=None, method="apply") -> None:
         """Keeps the gradients of one optimizer's step."""
-        gradients = list(grads)
+        gradients = (
+            list(grads)
+            if frame is None or frame.round is None
+            else frames.gradients_of_application(frame, grads)
+        )
         variables = list(
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )

@@ -44,7 +44,7 @@ def _weighted_sum(parts, shares):
     return tf.IndexedSlices(tf.ensure_shape(summed, [None, *values.shape[1:]]), unique, parts[0].dense_shape)
 
 
-def new_values(layout: SetLayout, sets: Sequence[ReceivedSet], shares, is_fresh: bool) -> list:
+def new_values(layout: SetLayout, sets: Sequence[ReceivedSet], shares, of_losses, is_fresh: bool) -> list:
     """Returns `(variable, new value)` for everything that layers and metrics assigned.
 
     Totals (aggregation "sum", as in metrics) add up. Other floats of fresh sets become the mean of what the sets
@@ -54,16 +54,24 @@ def new_values(layout: SetLayout, sets: Sequence[ReceivedSet], shares, is_fresh:
     Args:
         layout: The layout of the sets.
         sets: The sets of the step, in slot order.
-        shares: As in `sum_gradients`.
+        shares: As in `sum_gradients`, by rows.
+        of_losses: As in `sum_gradients`, the shares of gradients.
         is_fresh: True when every set was computed on the present version.
     """
     results = []
     for index, (variable, _, change) in enumerate(layout.updates):
         with tf.device(shards_of(variable)[0].device):
             current = tf.convert_to_tensor(variable._value)
+            way = layout.ways.get(id(variable))
             if change is None:
                 value = sets[0].new_value(index)
-            elif variable.aggregation == "sum" or id(variable) in layout.counted:
+            elif way == "averaged" and shares is not None:
+                value = current + _mean([s.change(index) for s in sets], shares)
+            elif way == "of rows" and of_losses is not None:
+                value = current + _of_rows(sets, index, of_losses)
+            elif way == "add" and is_fresh:
+                value = tf.add_n([received.new_value(index) for received in sets])
+            elif way == "sum" or variable.aggregation == "sum" or id(variable) in layout.counted:
                 value = current
                 for received in sets:
                     value = value + received.change(index)
@@ -80,10 +88,20 @@ def _moved(current, pairs, shares, is_fresh: bool):
     if not averages:
         new, change = pairs[0]
         return new if is_fresh else current + change
-    # In double precision, so that what all sets agree on stays exactly that.
-    picked = [tf.cast(new if is_fresh else change, tf.float64) for new, change in pairs]
-    mean = tf.cast(_weighted_sum(picked, shares), current.dtype)
+    mean = _mean([new if is_fresh else change for new, change in pairs], shares)
     return mean if is_fresh else current + mean
+
+
+def _of_rows(sets, index: int, shares):
+    changes = [tf.math.divide_no_nan(tf.cast(s.change(index), tf.float64), s.weight) for s in sets]
+    total = tf.add_n([received.weight for received in sets])
+    return tf.cast(total * _weighted_sum(changes, shares), sets[0].change(index).dtype)
+
+
+def _mean(values, shares):
+    # In double precision, so that what all sets agree on stays exactly that.
+    mean = _weighted_sum([tf.cast(value, tf.float64) for value in values], shares)
+    return tf.cast(mean, values[0].dtype)
 
 
 def draw_logs(layout: SetLayout, sets: Sequence[ReceivedSet], shares, updated) -> object:

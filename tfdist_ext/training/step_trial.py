@@ -56,6 +56,14 @@ class Trial:
         other = self.others[index]
         return [value, other] if self.is_first_part else [other, value]
 
+    def rows_of_all(self, packed):
+        """Returns the rows of both parts."""
+        return tf.concat(self.exchange(packed), axis=0)
+
+    def total_of_all(self, number):
+        """Returns the sum of the numbers of both parts."""
+        return tf.add_n(self.exchange(number))
+
     def refuse(self, what: str):
         """Ends the trial, because of a collective."""
         raise CallsCollectives(what)
@@ -89,11 +97,12 @@ def _parts(key: int, gradient) -> dict:
 
 
 class _Dropped(keras.StatelessScope):
-    """Keeps what the step assigns, and what it assigned it to."""
+    """Keeps what the step assigns, and what it assigned it to; some variables have other values before."""
 
-    def __init__(self):
+    def __init__(self, old_values: dict[int, tf.Tensor]):
         super().__init__(collect_losses=True, initialize_variables=False)
         self.assigned: dict[int, Any] = {}
+        self._old_values = old_values
 
     def add_update(self, update):
         self.assigned[id(update[0])] = update[0]
@@ -101,7 +110,11 @@ class _Dropped(keras.StatelessScope):
 
     def get_current_value(self, variable):
         value = super().get_current_value(variable)
-        return variable._value if value is None else value
+        return self.old_value(variable) if value is None else value
+
+    def old_value(self, variable):
+        """Returns the value of a variable before the step."""
+        return self._old_values.get(id(variable), variable._value)
 
 
 def is_users_own(model, python_step_name: str) -> bool:
@@ -203,16 +216,19 @@ def _judged(strategy, model, step, specs) -> tuple[Verdict, Trial]:
     whole = keras.tree.map_structure(_both, *parts)
     tolerance = tolerance_of({layer.compute_dtype for layer in model._flatten_layers()} - {None})
 
-    def run(verdict=None) -> list[Trial]:
-        runs = [_run(strategy, model, step, parts[part], part, None, verdict) for part in (0, 1)]
-        if not runs[0].exchanged:
-            return runs
-        return [
-            _run(strategy, model, step, parts[part], part, runs[1 - part].exchanged, verdict)
-            for part in (0, 1)
-        ]
+    old_values: dict[int, tf.Tensor] = {}
 
-    together = _run(strategy, model, step, whole, None, None, None)
+    def run(verdict=None) -> list[Trial]:
+        def on(part, others):
+            return _run(strategy, model, step, parts[part], part, others, verdict, old_values)
+
+        runs = [on(part, None) for part in (0, 1)]
+        return [on(part, runs[1 - part].exchanged) for part in (0, 1)] if runs[0].exchanged else runs
+
+    together = _run(strategy, model, step, whole, None, None, None, old_values)
+    old_values.update(_other_than_zero(together))
+    if old_values:
+        together = _run(strategy, model, step, whole, None, None, None, old_values)
     runs = run()
     verdict = compare(runs[0], runs[1], together, tolerance)
     if verdict.needs_whole_batch and not same(run()[0], runs[0]):
@@ -222,6 +238,15 @@ def _judged(strategy, model, step, specs) -> tuple[Verdict, Trial]:
         one, other = run(verdict)
         verdict.updates = compare(one, other, together, tolerance).updates
     return verdict, together
+
+
+def _other_than_zero(trial: Trial) -> dict[int, tf.Tensor]:
+    """Returns other values for what is assigned and is zero: a sum of changes and one of values look alike there."""
+    return {
+        key: tf.fill(old.shape, tf.constant(3, old.dtype))
+        for key, (variable, old, _) in trial.updates.items()
+        if old.dtype.kind in "fiu" and not old.any() and variable.aggregation != "sum"
+    }
 
 
 def _random_batch(generator, specs, rows: int):
@@ -250,7 +275,7 @@ def _both(one, other):
     return None if one is None else tf.concat([one, other], axis=0)
 
 
-def _run(strategy, model, step, batch, part, others, verdict) -> Trial:
+def _run(strategy, model, step, batch, part, others, verdict, old_values) -> Trial:
     trial = Trial(others, is_first_part=part == 0)
     total = sum(ROWS)
     rows = total if part is None else ROWS[part]
@@ -261,11 +286,11 @@ def _run(strategy, model, step, batch, part, others, verdict) -> Trial:
         rows=tf.constant([*ROWS, *[0] * (num_slots - 2)], tf.int64),
         is_whole=part is None, recorder=_TrialRecorder(trial), trial=trial, verdict=verdict,
     )  # fmt: skip
-    scope = _Dropped()
+    scope = _Dropped(old_values)
     with watching_results(model.metrics), frames.entered(frame), scope, trying():
         logs = step(batch)
     for key, variable in scope.assigned.items():
-        old, new = variable._value, scope.state_mapping[key]
+        old, new = scope.old_value(variable), scope.state_mapping[key]
         trial.updates[key] = (variable, np.asarray(old), np.asarray(new))
     known = frame.recorder.results
     trial.logs = [

@@ -46,6 +46,11 @@ class Verdict:
         strange = Kind.NEITHER in results or "neither" in self.updates.values()
         return Kind.NEITHER in self.applications or (is_evaluation and strange)
 
+    @property
+    def is_all_sums(self) -> bool:
+        """True where every loss is a sum over rows."""
+        return set(self.applications) == {Kind.SUM}
+
     def is_sum(self, application: int) -> bool:
         """Returns True where the loss of an application of gradients is a sum over rows."""
         return application < len(self.applications) and self.applications[application] is Kind.SUM

@@ -138,8 +138,8 @@ def _gathered(frame, tensors) -> list:
         packed = tf.concat(
             [tf.reshape(flat[i], [rows, w]) for i, w in zip(indices, widths, strict=True)], axis=1
         )
-        if frame.trial is not None:
-            everything = tf.concat(frame.trial.exchange(packed), axis=0)
+        if frame.others is not None:
+            everything = frame.others.rows_of_all(packed)
         else:
             everything = replica_collectives.gather_constant_rows(frame, packed)
         parts = tf.split(everything, widths, axis=1, num=len(indices))

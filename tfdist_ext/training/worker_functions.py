@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfdist_ext.data.worker_dataset import WorkerDataset, WorkerIterator
 from tfdist_ext.ps import Asynchronous, ResumableLedger, Synchronous
 from tfdist_ext.training import batching, step_trial
-from tfdist_ext.training.batch_functions import Kind
 from tfdist_ext.training.ordered_reader import OrderedReader
 from tfdist_ext.training.predict_program import PredictProgram
 from tfdist_ext.training.set_driver import SetDriver
@@ -108,31 +107,12 @@ def use_driver(strategy, driver: SetDriver) -> None:
 
 def _train_program(model, strategy, spec) -> SetProgram:
     options = training_options(strategy)
-    if options["round_size"] > 1:
-        options["sums"] = _are_own_losses_sums(model, strategy, spec)
+    if options["round_size"] > 1 and step_trial.is_users_own(model, "train_step"):
+        options["verdict"] = step_trial.verdict_of(strategy, model, model.train_step, spec)
     return SetProgram(
         strategy, model.train_step, spec, [*model.variables, *model.metrics_variables], model.metrics,
         trains=True, **options,
     )  # fmt: skip
-
-
-def _are_own_losses_sums(model, strategy, spec) -> bool:
-    """Tries a `train_step` of the user's own, whose gradients a round adds up.
-
-    Raises:
-        NotImplementedError: They do not make those of the batches of a round together.
-    """
-    if not step_trial.is_users_own(model, "train_step"):
-        return False
-    verdict = step_trial.verdict_of(strategy, model, model.train_step, spec)
-    kinds = set(verdict.applications)
-    if Kind.NEITHER in kinds or len(kinds) > 1:
-        raise NotImplementedError(
-            f"A loss of the `train_step` of model `{model.name}` is no mean and no sum over the rows of a batch, or "
-            "one is a mean and another a sum. The workers of a round of `Synchronous` do not know each other's rows: "
-            "use `MultiWorkerMirroredStrategy`, or a policy that applies one batch at a time, as `BoundedStaleness`."
-        )
-    return kinds == {Kind.SUM}
 
 
 def training_options(strategy) -> dict:
