@@ -63,7 +63,7 @@ class Operation:
     @property
     def is_over(self) -> bool:
         """Whether this task has its result and owes nothing to the others."""
-        return self.machine.done and not self.outbox.waiting_for
+        return self.machine.done and self.outbox.is_empty
 
     def timeout_error(self, waited_seconds: float) -> errors.CollectiveTimeoutError:
         """Nobody is dead, but it takes too long."""

@@ -65,6 +65,11 @@ class Outbox:
         self._asked: set[int] = set()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held back."""
+        return not self._held
+
+    @property
     def waiting_for(self) -> set[int]:
         """Peers for whom something is held back."""
         return set(self._held)
@@ -79,10 +84,11 @@ class Outbox:
                 continue
             if peer not in self._held and self._spend(peer, message.payload.nbytes):
                 ready.append(message)
+                if self._ahead[peer] <= self._budget.limit_bytes // 2:
+                    continue
             else:
                 self._held.setdefault(peer, collections.deque()).append(message)
-            is_much = self._ahead.get(peer, 0) > self._budget.limit_bytes // 2
-            if (is_much or peer in self._held) and peer not in self._asked:
+            if peer not in self._asked:
                 self._asked.add(peer)
                 to_ask.append(peer)
         return ready, to_ask
@@ -93,7 +99,7 @@ class Outbox:
             return []
         self.joined.add(peer)
         self._budget.give_back(peer, self._ahead.pop(peer, 0))
-        return list(self._held.pop(peer, ()))
+        return list(self._held.pop(peer)) if peer in self._held else []
 
     def retry(self, peer: int) -> list[Message]:
         """Returns what may be sent to a peer now that others of its bytes are out of the way."""

@@ -215,7 +215,8 @@ class StreamTable:
 
     def _note_joined(self, stream: Stream, sequence: int, peer: int) -> None:
         operation = stream.pending[sequence]
-        self._send(operation, sequence, operation.outbox.peer_joined(peer))
+        if peer not in operation.outbox.joined:
+            self._send(operation, sequence, operation.outbox.peer_joined(peer))
 
     def _send_for_relief(self) -> None:
         """Sends what was held back from peers that have caught up, those operations first that came first."""
