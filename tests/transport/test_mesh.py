@@ -1,5 +1,6 @@
 """Start-up and authentication over real sockets."""
 
+import itertools
 import logging
 import os
 import socket
@@ -259,6 +260,22 @@ def test_g9_what_cannot_share_a_local_socket_uses_the_other_way():
         bulk.open(1, announcement)
         assert not bulk.links
     assert str(os.geteuid()) in bulk.announcement["host"].split()
+
+
+@pytest.mark.parametrize("secret", [None, "correct horse battery"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_g9_large_messages_between_hosts_go_over_the_links_that_the_secret_protects(
+    monkeypatch, size, secret
+):
+    hosts = itertools.count()
+    monkeypatch.setattr("tfdist_ext.transport.bulk._this_host", lambda: f"host {next(hosts)}")
+    with connected(size, secret=secret, ring_chunk_bytes=1 << 17) as groups:
+        values = np.arange(200_000.0)
+        for result in each(groups, lambda group: group.all_reduce(values, name="sum")):
+            np.testing.assert_array_equal(result, values * size)
+        for result in each(groups, lambda group: group.broadcast(values + group.rank, name="first")):
+            np.testing.assert_array_equal(result, values)
+        assert not any(group._mesh._bulk.links for group in groups)
 
 
 def test_g9_an_impostor_does_not_take_the_place_of_a_live_peer_while_the_group_forms():
