@@ -236,9 +236,9 @@ def test_closed_group_refuses():
         groups[0].close()
 
 
-def test_messages_ahead_of_this_task_are_bounded(monkeypatch):
-    monkeypatch.setattr("tfdist_ext.collectives.process_group._EARLY_LIMIT_BYTES", 100_000)
+def test_messages_ahead_of_this_task_are_bounded():
     with connected(2) as groups:
+        groups[1]._table._early_limit_bytes = 100_000  # So that the other's own bound does not keep it.
         future = groups[0].submit_all_gather_bytes(b"x" * 100_001, name="ahead")
         with pytest.raises(errors.CollectiveError, match="worker:0 is so far ahead of worker:1"):
             future.result(DEADLINE_SECONDS)

@@ -44,6 +44,8 @@ def test_what_this_task_is(visit):
     assert "It will listen at 127.0.0.1:2222" in text
     assert "talk to chief:0 at 127.0.0.1:2221, worker:1 at 127.0.0.1:2223." in text
     assert "loopback" in text and "All is well." in text
+    assert "Other users of this one can" in text
+    assert "no other user of this one can" in visit(config(LOCAL), secret="correct horse battery")[1]
 
 
 @pytest.mark.parametrize(

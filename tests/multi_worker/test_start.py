@@ -8,6 +8,7 @@ import sys
 import keras
 import pytest
 import tensorflow as tf
+import zmq
 
 import tfdist_ext
 from tests.multi_worker.agreement import (
@@ -218,6 +219,30 @@ def test_a_wrong_or_absent_secret_is_refused_by_both(worker_pool, other):
         assert error["type"] == "StartupTimeoutError"
         assert f"worker:{1 - rank}" in error["missing"][0]
         assert "secret" in error["message"]
+
+
+def train_insecure_with_a_secret_of_the_launcher():
+    with secret_in_environment("correct horse battery"):
+        strategy = make_strategy(insecure=True, start_timeout_seconds=10.0)
+        again = make_strategy()
+        with pytest.raises(ValueError, match="`cluster_secret` is another"):
+            make_strategy(insecure=True, cluster_secret="battery staple correct")
+    mechanism = strategy.process_group._mesh._listener.mechanism
+    return weight_after_one_step(strategy), mechanism, again.process_group is strategy.process_group
+
+
+def test_g9_insecure_permits_and_does_not_forbid_a_secret_that_the_launcher_drew(worker_pool):
+    expected = (4.0, zmq.CURVE, True)
+    assert worker_pool.run(train_insecure_with_a_secret_of_the_launcher, num_workers=2) == [expected] * 2
+
+
+def insecure_with_a_secret():
+    with pytest.raises(ValueError, match="contradict each other"):
+        make_strategy(insecure=True, cluster_secret="correct horse battery")
+
+
+def test_g9_insecure_and_a_secret_as_arguments_contradict_each_other(worker_pool):
+    worker_pool.run(insecure_with_a_secret, num_workers=2)
 
 
 def other_settings():

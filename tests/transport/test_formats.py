@@ -220,3 +220,63 @@ def test_a_hello_of_another_group_changes_nothing():
     with pytest.raises(ProtocolViolation):
         pair[0].receive_hello(1, 7, {"group": "g"})
     assert pair[0].incarnation(1) is None and pair[0].mismatch is None
+
+
+def fields_of(incarnation, rank=1, chunk=1):
+    """The HELLO of a process that calls itself worker 1."""
+    identity = Identity(
+        group_name="g", rank=rank, task_names=("worker:0", "worker:1"), incarnation=incarnation,
+        settings={"chunk": chunk}, hello={"number": incarnation}, bulk={"endpoint": f"of {incarnation}"},
+    )  # fmt: skip
+    return Handshake(identity).link_up(1 - rank)[0][2]
+
+
+def test_g9_the_first_hello_of_a_live_link_stays():
+    us = make_pair()[0]
+    us.receive_hello(1, 101, fields_of(101))
+    assert us.receive_hello(1, 55, fields_of(55)) == []  # Nobody has acknowledged us: the latest counts.
+    assert us.incarnation(1) == 55
+    us.link_up(1)
+    us.receive_hello(1, 101, fields_of(101))
+    us.receive_acknowledgement(1, {"incarnation": 100})
+    # From here on worker 1 is the one that has.
+    assert us.receive_hello(1, 66, fields_of(66, chunk=2)) == []
+    assert us.incarnation(1) == 101 and us.missing == [] and us.mismatch is None
+    assert us.hellos[1] == {"number": 101} and us.bulk(1) == {"endpoint": "of 101"}
+    # Its own link may break and come back, with a HELLO of its own.
+    assert us.receive_hello(1, 101, fields_of(101)) == [(1, Kind.ACKNOWLEDGE_HELLO, {"incarnation": 101})]
+
+
+def test_g9_a_restarted_task_takes_the_place_of_the_one_that_died_though_it_spoke_first():
+    us = make_pair()[0]
+    us.link_up(1)
+    us.receive_hello(1, 101, fields_of(101))
+    us.receive_acknowledgement(1, {"incarnation": 100})
+    assert us.receive_hello(1, 201, fields_of(201)) == []  # The news of 101's end is still on its way.
+    assert us.link_down(1) and us.incarnation(1) == 201 and us.bulk(1) == {"endpoint": "of 201"}
+    assert us.missing == [1] and not us.link_down(1)
+    assert us.link_up(1)[1] == (1, Kind.ACKNOWLEDGE_HELLO, {"incarnation": 201})
+    us.receive_acknowledgement(1, {"incarnation": 100})
+    assert us.missing == [] and us.hellos[1] == {"number": 201}
+
+
+@hypothesis.given(st.lists(st.sampled_from(["up", "down", "hello", "acknowledge", "impostor"]), max_size=30))
+def test_g9_whoever_acknowledged_this_process_is_its_peer_until_the_link_breaks(events):
+    us, is_live = make_pair()[0], False
+    for event in events:
+        if event == "hello":
+            us.receive_hello(1, 101, fields_of(101))
+        elif event == "impostor":
+            us.receive_hello(1, 66, fields_of(66))
+        elif event == "acknowledge" and us.incarnation(1) == 101:  # A mesh hears known processes alone.
+            us.receive_acknowledgement(1, {"incarnation": 100})
+            is_live = True
+        elif event in ("up", "down"):
+            us.link_up(1) if event == "up" else us.link_down(1)
+            is_live = False
+        if is_live:
+            assert us.incarnation(1) == 101 and us.hellos[1] == {"number": 101} and us.missing == []
+    # However it went: a peer that comes anew is taken.
+    us.link_down(1)
+    us.link_up(1)
+    assert us.receive_hello(1, 301, fields_of(301)) == [(1, Kind.ACKNOWLEDGE_HELLO, {"incarnation": 301})]

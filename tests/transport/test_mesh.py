@@ -1,5 +1,6 @@
 """Start-up and authentication over real sockets."""
 
+import itertools
 import logging
 import os
 import socket
@@ -16,6 +17,9 @@ from tests.collectives.groups import DEADLINE_SECONDS, connected, each, free_add
 from tfdist_ext import errors
 from tfdist_ext.collectives import ProcessGroup
 from tfdist_ext.transport import framing
+from tfdist_ext.transport.bulk import BulkLinks
+from tfdist_ext.transport.handshake import Handshake, Identity
+from tfdist_ext.transport.links import BulkLink
 from tfdist_ext.transport.mesh import Mesh, _State
 
 
@@ -196,13 +200,126 @@ print({zmq.EVENT_HANDSHAKE_SUCCEEDED: "let in", zmq.EVENT_DISCONNECTED: "refused
 """
 
 
+@pytest.mark.parametrize("secret", [None, "correct horse battery"])
 @pytest.mark.parametrize("is_other", [False, True])
-def test_g9_local_sockets_are_for_the_user_of_the_job_alone(is_other):
+def test_g9_local_sockets_are_for_the_user_of_the_job_alone(is_other, secret):
     # Only root can be somebody else; elsewhere the own user is let in once more.
     other = 65534 if is_other and os.getuid() == 0 else os.getuid()
-    with connected(2) as groups:
-        endpoint = groups[0]._mesh._bulk_endpoint["endpoint"]
+    with connected(2, secret=secret) as groups:
+        endpoint = groups[0]._mesh._bulk.announcement["endpoint"]
         command = [sys.executable, "-c", STRANGER, endpoint, str(other)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         assert done.stdout.strip() == ("let in" if other == os.getuid() else "refused"), done.stderr
         assert each(groups, lambda group: group.all_reduce(np.ones(1), name="sum")[0]) == [2.0, 2.0]
+
+
+def test_g9_large_messages_between_processes_of_a_host_are_not_encrypted(monkeypatch):
+    # Encryption takes longer than the sum. What has no key could not be sent to a socket that asks for one.
+    sent, original = [], BulkLink.send
+    monkeypatch.setattr(
+        BulkLink, "send", lambda self, head, p, **k: sent.append(p.nbytes) or original(self, head, p, **k)
+    )
+    with connected(2, secret="correct horse battery", ring_chunk_bytes=1 << 17) as groups:
+        for result in each(groups, lambda group: group.all_reduce(np.full(400_000, 1.0), name="sum")):
+            np.testing.assert_array_equal(result, np.full(400_000, 2.0))
+        for group in groups:
+            mechanisms = [group._mesh._listener.mechanism, group._mesh._bulk_listener.mechanism]
+            assert mechanisms == [zmq.CURVE, zmq.NULL]
+    assert sum(sent) > 3_000_000
+
+
+def test_g9_the_socket_for_large_messages_takes_nothing_else(caplog):
+    with connected(2, secret="correct horse battery") as groups:
+        mesh = groups[0]._mesh
+        known = groups[1]._mesh._incarnation
+        heads = [
+            framing.pack_head(kind, 1, incarnation, 0)
+            for kind in framing.Kind
+            for incarnation in (known, 7)
+            if (kind, incarnation) != (framing.Kind.BULK_DATA, known)
+        ]
+        with zmq.Context() as context, context.socket(zmq.PUSH) as stranger, caplog.at_level(logging.WARNING):
+            stranger.linger = 1000
+            stranger.connect(mesh._bulk.announcement["endpoint"])
+            for head in heads:
+                stranger.send_multipart([head, b'{"rank": 1, "reason": "no reason"}'])
+        assert each(groups, lambda group: group.all_reduce(np.ones(1), name="sum")[0]) == [2.0, 2.0]
+        assert mesh._states == {1: _State.ALIVE} and mesh._expected_bulk == {1: 0}
+        with pytest.raises(framing.ProtocolViolation, match="BULK_DATA on the wrong socket"):
+            head = framing.pack_head(framing.Kind.BULK_DATA, 1, known, 0)
+            mesh._handle(memoryview(head), memoryview(b""), is_bulk=False)
+
+
+def test_g9_what_cannot_share_a_local_socket_uses_the_other_way():
+    bulk = BulkLinks()
+    if not bulk.announcement:
+        pytest.skip("This system has no abstract sockets.")
+    # Another user's processes may be in the same network, that of a container for instance.
+    elsewhere = {**bulk.announcement, "host": bulk.announcement["host"] + "1"}
+    for announcement in (elsewhere, {}, None, {**bulk.announcement, "endpoint": "tcp://192.0.2.1:1"}):
+        bulk.open(1, announcement)
+        assert not bulk.links
+    assert str(os.geteuid()) in bulk.announcement["host"].split()
+
+
+@pytest.mark.parametrize("secret", [None, "correct horse battery"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_g9_large_messages_between_hosts_go_over_the_links_that_the_secret_protects(
+    monkeypatch, size, secret
+):
+    hosts = itertools.count()
+    monkeypatch.setattr("tfdist_ext.transport.bulk._this_host", lambda: f"host {next(hosts)}")
+    with connected(size, secret=secret, ring_chunk_bytes=1 << 17) as groups:
+        values = np.arange(200_000.0)
+        for result in each(groups, lambda group: group.all_reduce(values, name="sum")):
+            np.testing.assert_array_equal(result, values * size)
+        for result in each(groups, lambda group: group.broadcast(values + group.rank, name="first")):
+            np.testing.assert_array_equal(result, values)
+        assert not any(group._mesh._bulk.links for group in groups)
+
+
+def test_g9_an_impostor_does_not_take_the_place_of_a_live_peer_while_the_group_forms():
+    addresses = free_addresses(3)
+
+    def work(rank):
+        if rank == 2:
+            assert spoken.wait(DEADLINE_SECONDS)
+        group = ProcessGroup.connect(
+            addresses, rank, task_names=names(3), start_timeout_seconds=DEADLINE_SECONDS
+        )
+        total = group.all_reduce(np.ones(1), name="sum")[0]
+        group.close()
+        return total
+
+    def impersonate():
+        # Workers 0 and 1 have met; the group waits for worker 2. The impostor knows all but their numbers.
+        identity = Identity(group_name="replicas", rank=1, task_names=tuple(names(3)), incarnation=7)
+        _, _, fields = Handshake(identity).link_up(0)[0]
+        fields["agreed"].update({"settings.ring_chunk_bytes": 3, "settings.direct_threshold_bytes": 3})
+        with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+            stranger.connect(f"tcp://{addresses[0]}")
+            assert met.wait(DEADLINE_SECONDS)
+            head = framing.pack_head(framing.Kind.HELLO, 1, 7, 0)
+            stranger.send_multipart([head, framing.pack_json(fields)])
+            assert kept_aside.wait(DEADLINE_SECONDS)
+        spoken.set()
+
+    met, kept_aside, spoken = threading.Event(), threading.Event(), threading.Event()
+    taken, kept = Handshake.receive_acknowledgement, Handshake.receive_hello
+
+    def note_acknowledgement(self, rank, fields):
+        taken(self, rank, fields)
+        if self._identity.rank == 0 and self._peers[1].acknowledged:
+            met.set()
+
+    def note_hello(self, rank, incarnation, fields):
+        outgoing = kept(self, rank, incarnation, fields)
+        if incarnation == 7:
+            kept_aside.set()
+        return outgoing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Handshake, "receive_acknowledgement", note_acknowledgement)
+        patch.setattr(Handshake, "receive_hello", note_hello)
+        found = each([0, 1, 2, None], lambda rank: impersonate() if rank is None else work(rank))
+    assert found == [3.0, 3.0, 3.0, None]

@@ -11,6 +11,7 @@ import zmq
 from tfdist_ext import errors
 from tfdist_ext.collectives.future import Future, StreamAbandoned
 from tfdist_ext.collectives.message import Collective, pack_names
+from tfdist_ext.collectives.outbox import Outbox
 
 
 @dataclasses.dataclass
@@ -27,7 +28,7 @@ class Operation:
         timeout_seconds: Seconds until it fails.
         task_names: Names of all tasks, by rank.
         rank: This task.
-        joined: Ranks known to have entered it too.
+        outbox: What it has to send, and who is known to have entered it too.
     """
 
     kind: str
@@ -39,13 +40,13 @@ class Operation:
     timeout_seconds: float
     task_names: tuple[str, ...]
     rank: int
+    outbox: Outbox
 
     def __post_init__(self):
         self.signature = f"{self.kind} {self.name!r} {self.details}".rstrip()
         self.names = pack_names(self.stream, self.signature)
         self.begin = time.monotonic()
         self.future = Future(self.timeout_error)
-        self.joined: set[int] = set()
         self.asked = False
         self.trackers: list[zmq.MessageTracker] = []
 
@@ -54,10 +55,19 @@ class Operation:
         """Seconds since the task entered it."""
         return time.monotonic() - self.begin
 
+    @property
+    def missing(self) -> set[int]:
+        """Ranks that it still needs: for what they send, or to take what waits for them here."""
+        return set(self.machine.missing) | self.outbox.waiting_for
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this task has its result and owes nothing to the others."""
+        return self.machine.done and self.outbox.is_empty
+
     def timeout_error(self, waited_seconds: float) -> errors.CollectiveTimeoutError:
         """Nobody is dead, but it takes too long."""
-        missing = set(self.machine.missing)
-        absent = [self.task_names[rank] for rank in sorted(missing - self.joined)]
+        absent = [self.task_names[rank] for rank in sorted(self.missing - self.outbox.joined)]
         if absent:
             text = (
                 f"{', '.join(absent)} did not join {self._where} within {waited_seconds:.1f} s of {self._me}."

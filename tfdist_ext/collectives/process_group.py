@@ -22,7 +22,10 @@ from tfdist_ext.collectives.ring import RingAllReduce
 from tfdist_ext.collectives.streams import StreamTable
 from tfdist_ext.transport import MAX_PAYLOAD_BYTES, Identity, Mesh
 
+# What a task keeps that came before it had entered the operation; more is an error of whoever sent it.
 _EARLY_LIMIT_BYTES = 4 << 30
+# What a task sends to each peer at most before it knows that the peer has entered; see outbox.py.
+_AHEAD_LIMIT_BYTES = 64 << 20
 
 
 class ProcessGroup:
@@ -125,7 +128,13 @@ class ProcessGroup:
             settings={name: options[name] for name in ("ring_chunk_bytes", "direct_threshold_bytes")},
             hello=dict(hello or {}),
         )
-        table = StreamTable(rank, identity.task_names, early_limit_bytes=_EARLY_LIMIT_BYTES)
+        table = StreamTable(
+            rank,
+            identity.task_names,
+            early_limit_bytes=_EARLY_LIMIT_BYTES,
+            # So that all peers together stay below the limit of the task that they are ahead of.
+            ahead_limit_bytes=min(_AHEAD_LIMIT_BYTES, _EARLY_LIMIT_BYTES // max(1, len(addresses) - 1)),
+        )
         if len(addresses) == 1:
             group = cls(_Alone(table), table, identity, options)
             group.hellos = [dict(identity.hello)]
@@ -310,6 +319,7 @@ class ProcessGroup:
             timeout_seconds=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
             task_names=self.task_names,
             rank=self.rank,
+            outbox=self._table.new_outbox(),
         )
         table = self._table
         self._mesh.call(lambda: table.submit(operation))

@@ -14,6 +14,7 @@ from tfdist_ext import errors
 from tfdist_ext.collectives.future import StreamAbandoned
 from tfdist_ext.collectives.message import Kind, Message, pack_body, pack_names, unpack_body
 from tfdist_ext.collectives.operation import Operation
+from tfdist_ext.collectives.outbox import Budget, Outbox
 from tfdist_ext.collectives.stream import Failure, Stream
 from tfdist_ext.transport import ProtocolViolation, framing
 
@@ -33,13 +34,17 @@ class StreamTable:
         rank: This task.
         task_names: Names of all tasks, by rank.
         early_limit_bytes: Bound on what peers may send ahead of this task.
+        ahead_limit_bytes: Bound on what this task sends to each peer ahead of it.
     """
 
-    def __init__(self, rank: int, task_names: tuple[str, ...], *, early_limit_bytes: int):
+    def __init__(
+        self, rank: int, task_names: tuple[str, ...], *, early_limit_bytes: int, ahead_limit_bytes: int
+    ):
         self._rank = rank
         self._task_names = task_names
         self._early_limit_bytes = early_limit_bytes
         self._early_bytes = 0
+        self._budget = Budget(ahead_limit_bytes)
         self._mesh: Any = None
         self._streams: dict[str, Stream] = {}
         self._abandoned: set[str] = set()
@@ -54,6 +59,10 @@ class StreamTable:
 
     # What this task does.
 
+    def new_outbox(self) -> Outbox:
+        """Returns what an operation of this task sends through. Any thread."""
+        return Outbox(self._budget)
+
     def submit(self, operation: Operation) -> None:
         """Enters an operation."""
         error = self._reason_to_refuse(operation)
@@ -65,15 +74,19 @@ class StreamTable:
         sequence = stream.next_sequence
         stream.next_sequence += 1
         stream.pending[sequence] = operation
-        self._send(operation, sequence, operation.machine.start())
-        for message, signature in stream.early.pop(sequence, ()):
+        early, askers = stream.early.pop(sequence, []), stream.askers.pop(sequence, set())
+        for rank in askers | {message.peer for message, _ in early}:
+            operation.outbox.peer_joined(rank)  # Before the start, which may then send everything at once.
+        self._post(operation, sequence, operation.machine.start())
+        for message, signature in early:
             self._early_bytes -= memoryview(message.payload).nbytes
             if sequence in stream.pending:
                 self._deliver(stream, sequence, message, signature)
-        for rank in stream.askers.pop(sequence, ()):
+        for rank in askers:
             self._mesh.send(rank, pack_body(Kind.JOINED, 0, sequence, 0, operation.names))
         self._finish_if_done(stream, sequence)
         self._fail_without_departed(operation.stream, stream)
+        self._send_for_relief()
 
     def abandon_all(self, prefix: str, reason: str) -> None:
         """Takes no more part in the streams whose names begin with `prefix`."""
@@ -90,9 +103,11 @@ class StreamTable:
         for rank in self._peers():
             self._mesh.send(rank, body, payload)
         for operation in stream.pending.values():
+            operation.outbox.close()
             operation.future.set_error(operation.abandoned_error(self._rank))
         self._forget_early(stream)
         self._abandoned.add(name)
+        self._send_for_relief()
 
     def _reason_to_refuse(self, operation: Operation) -> Exception | None:
         if self._lost is not None:
@@ -129,13 +144,15 @@ class StreamTable:
         elif kind is Kind.ASK:
             self._answer(stream, source, sequence, name, signature)
         elif kind is Kind.JOINED and sequence in stream.pending:
-            stream.pending[sequence].joined.add(source)
+            self._note_joined(stream, sequence, source)
+            self._finish_if_done(stream, sequence)
         elif kind is Kind.STREAM_FAILED:
             self._hear_failure(stream, source, payload)
         elif kind is Kind.ABANDON:
             stream.abandoned_from[source] = sequence
             stream.reasons[source] = str(framing.unpack_json(payload).get("reason", ""))[:_REASON_LENGTH]
             self._fail_without_departed(name, stream)
+        self._send_for_relief()
 
     def peer_lost(self, rank: int, reason: str) -> None:
         """Fails everything: a group that lost a task is not a group any more."""
@@ -153,9 +170,13 @@ class StreamTable:
         self._left[rank] = {name: count for name, count in streams.items() if isinstance(count, int)}
         for name, stream in self._streams.items():
             self._fail_without_departed(name, stream)
+        self._send_for_relief()
 
     def farewell(self) -> dict[str, Any]:
-        """How far this task came in every stream."""
+        """How far this task came in every stream; sends what waits, since a task that leaves waits for nobody."""
+        for stream in self._streams.values():
+            for sequence, operation in stream.pending.items():
+                self._send(operation, sequence, operation.outbox.empty())
         return {"streams": {name: stream.first_incomplete for name, stream in self._streams.items()}}
 
     def tick(self) -> float:
@@ -170,8 +191,9 @@ class StreamTable:
                     self._fail_stream(stream, operation.stream, Failure(type(error), str(error), error.task))
                 elif not operation.asked and waited >= min(_ASK_AFTER_SECONDS, operation.timeout_seconds / 4):
                     operation.asked = True
-                    for rank in operation.machine.missing:
+                    for rank in operation.missing:
                         self._mesh.send(rank, pack_body(Kind.ASK, 0, sequence, 0, operation.names))
+        self._send_for_relief()
         return _TICK_SECONDS if is_waiting else 1.0
 
     def closed(self, error: Exception | None) -> None:
@@ -184,6 +206,26 @@ class StreamTable:
 
     def _peers(self) -> Iterable[int]:
         return (rank for rank in range(len(self._task_names)) if rank != self._rank)
+
+    def _post(self, operation: Operation, sequence: int, messages: Iterable[Message]) -> None:
+        ready, to_ask = operation.outbox.offer(messages)
+        for rank in to_ask:
+            self._mesh.send(rank, pack_body(Kind.ASK, 0, sequence, 0, operation.names))
+        self._send(operation, sequence, ready)
+
+    def _note_joined(self, stream: Stream, sequence: int, peer: int) -> None:
+        operation = stream.pending[sequence]
+        if peer not in operation.outbox.joined:
+            self._send(operation, sequence, operation.outbox.peer_joined(peer))
+
+    def _send_for_relief(self) -> None:
+        """Sends what was held back from peers that have caught up, those operations first that came first."""
+        while self._budget.relieved:
+            peer = self._budget.relieved.pop()
+            for stream in self._streams.values():
+                for sequence, operation in list(stream.pending.items()):
+                    self._send(operation, sequence, operation.outbox.retry(peer))
+                    self._finish_if_done(stream, sequence)
 
     def _send(self, operation: Operation, sequence: int, messages: Iterable[Message]) -> None:
         for peer, payload, hop, piece, borrowed in messages:
@@ -208,13 +250,14 @@ class StreamTable:
             )
             self._fail_stream(stream, operation.stream, failure)
             return
-        operation.joined.add(message.peer)
-        self._send(operation, sequence, replies)
+        self._note_joined(stream, sequence, message.peer)
+        self._post(operation, sequence, replies)
 
     def _finish_if_done(self, stream: Stream, sequence: int) -> None:
         operation = stream.pending.get(sequence)
-        if operation is not None and operation.machine.done:
+        if operation is not None and operation.is_over:
             del stream.pending[sequence]
+            operation.outbox.close()
             operation.future.set_result(operation.machine.result(), operation.trackers)
 
     def _keep_early(self, name: str, stream: Stream, sequence: int, message: Message, signature: str) -> None:
@@ -223,9 +266,8 @@ class StreamTable:
         if self._early_bytes > self._early_limit_bytes:
             peer, me = self._task_names[message.peer], self._task_names[self._rank]
             text = (
-                f"{peer} is so far ahead of {me} in stream {name!r} that {self._early_bytes} bytes wait "
-                f"here, more than "
-                f"the limit of {self._early_limit_bytes} bytes."
+                f"{peer} is so far ahead of {me} in stream {name!r} that {self._early_bytes} bytes wait here, "
+                f"more than the limit of {self._early_limit_bytes} bytes."
             )
             self._fail_stream(stream, name, Failure(errors.CollectiveError, text, peer))
 
@@ -237,6 +279,9 @@ class StreamTable:
         if operation is not None and operation.signature != signature:
             self._fail_on_mismatch(stream, sequence, source, signature)
             return
+        if operation is not None:
+            self._note_joined(stream, sequence, source)
+            self._finish_if_done(stream, sequence)
         self._mesh.send(source, pack_body(Kind.JOINED, 0, sequence, 0, pack_names(name, signature)))
 
     def _fail_on_mismatch(self, stream: Stream, sequence: int, peer: int, signature: str) -> None:
@@ -265,6 +310,7 @@ class StreamTable:
                 self._mesh.send(rank, pack_body(Kind.STREAM_FAILED, 0, 0, 0, pack_names(name, "")), payload)
         pending, stream.pending = stream.pending, {}
         for operation in pending.values():
+            operation.outbox.close()
             error = operation.error(failure.error_class, failure.text, failure.task)
             self._record(error)
             operation.future.set_error(error)
@@ -273,7 +319,7 @@ class StreamTable:
     def _fail_without_departed(self, name: str, stream: Stream) -> None:
         """Fails the operations that need a task which left the group or the stream."""
         for sequence, operation in list(stream.pending.items()):
-            for rank in sorted(operation.machine.missing):
+            for rank in sorted(operation.missing):
                 error: errors.CollectiveError
                 if sequence >= stream.abandoned_from.get(rank, sequence + 1):
                     error = operation.abandoned_error(rank, stream.reasons.get(rank, ""))
@@ -282,6 +328,7 @@ class StreamTable:
                 else:
                     continue
                 del stream.pending[sequence]
+                operation.outbox.close()
                 self._record(error)
                 operation.future.set_error(error)
                 break
@@ -298,11 +345,9 @@ class StreamTable:
 
     def _record(self, error: Exception) -> None:
         # That a stream is not read any more is news to its readers alone.
-        if (
-            isinstance(error, errors.CollectiveError)
-            and not isinstance(error, StreamAbandoned)
-            and self._closed is None
-        ):
+        if isinstance(error, StreamAbandoned) or self._closed is not None:
+            return
+        if isinstance(error, errors.CollectiveError):
             self.last_failure = error
 
     def _forget_early(self, stream: Stream) -> None:

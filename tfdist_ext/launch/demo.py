@@ -21,6 +21,7 @@ from tfdist_ext.launch import demo_report
 from tfdist_ext.launch.decisions import Rules
 from tfdist_ext.launch.machine import describe_machine, num_cpus
 from tfdist_ext.launch.plan import JobShape, plan_environments
+from tfdist_ext.launch.run import secret_of_job
 from tfdist_ext.launch.supervisor import Supervisor
 
 # What TensorFlow's libraries say while they are loaded, whatever TF_CPP_MIN_LOG_LEVEL is.
@@ -115,6 +116,7 @@ def train(files: pathlib.Path, *, epochs: int, num_workers: int) -> int:
         ports.ports,
         num_threads=num_cpus(),
         inherited=environment.inherited(),
+        secret=secret_of_job(),
     )
     names = {}
     for task, variables in environments.items():

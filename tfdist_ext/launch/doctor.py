@@ -78,7 +78,7 @@ def diagnose(cluster: ClusterSpecification | None, *, has_secret: bool) -> Diagn
     facts = [_identity(cluster), *_partners(cluster)]
     remote = [address for _, address in cluster.members if not is_loopback(address)]
     if not remote and not cluster.has_parameter_servers:
-        facts.append("All addresses are loopback: no secret is needed, and no other machine can join.")
+        facts.append(f"All addresses are loopback: no other machine can join. {_about_users(has_secret)}")
     elif cluster.has_parameter_servers and not remote:
         facts.append(f"All addresses are loopback. {SERVERS_LISTEN_EVERYWHERE}")
     elif cluster.has_parameter_servers:
@@ -92,6 +92,15 @@ def diagnose(cluster: ClusterSpecification | None, *, has_secret: bool) -> Diagn
             "32`), unless the script passes `cluster_secret`.",
         )
     return Diagnosis(tuple(facts), problems)
+
+
+def _about_users(has_secret: bool) -> str:
+    if has_secret:
+        return f"{environment.CLUSTER_SECRET} is set, so no other user of this one can."
+    return (
+        f"Other users of this one can, unless the tasks share a {environment.CLUSTER_SECRET}; `tfdist-ext run` draws "
+        "one for its tasks."
+    )
 
 
 def _complaints_about_builds() -> tuple[str, ...]:

@@ -74,6 +74,7 @@ def plan_environments(
     *,
     num_threads: int,
     inherited: Mapping[str, str],
+    secret: str | None = None,
     restart_count: int = 0,
     force: bool = False,
 ) -> dict[Task, dict[str, str]]:
@@ -85,6 +86,7 @@ def plan_environments(
         num_threads: CPU threads to divide among the tasks.
         inherited: The environment to start from. Thread counts that are set in it are the user's and stay,
             except that no task gets fewer than 2 inter-op threads.
+        secret: Cluster secret that all tasks share; None leaves them what they inherit.
         restart_count: How often the whole group was started before.
         force: Whether `num_threads` was asked for and beats the environment.
 
@@ -105,6 +107,9 @@ def plan_environments(
             environment_lib.RESTART_COUNT: str(restart_count),
             "PYTHONUNBUFFERED": "1",
         }
+        if secret is not None:
+            # By environment, which only the same user can read; a command line can be read by everybody.
+            own[environment_lib.CLUSTER_SECRET] = secret
         environments[task] = {**inherited, **threads, **own}
     return environments
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import pathlib
+import secrets
 import shutil
 from collections.abc import Sequence
 
@@ -23,7 +24,8 @@ Every task runs the same command with a TF_CONFIG of its own. Lines of output ge
 When a task fails all others are stopped, the first failure is named last, and its exit code is the job's. A
 worker of a job with ps is restarted alone instead. Ctrl-C and SIGTERM are passed on to all tasks; a second
 one kills. Thread counts that you set yourself (TF_NUM_INTRAOP_THREADS and the like) stay, unless --threads is
-given.
+given. Tasks share a secret that is drawn for this job, so that no other user of this machine can join it, unless
+TFDIST_EXT_CLUSTER_SECRET is set; it does not reach what TensorFlow itself sends to and from ps.
 
 With --max-restarts R, a group that failed is started again as a whole, on new ports and at most R times in
 total, unless the exit code was 2, 126 or 127, or a signal came to the launcher. The script resumes from its own
@@ -75,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(complaint)
     supervisor = Supervisor(
         command,
-        functools.partial(_plan, shape, arguments.threads),
+        functools.partial(_plan, shape, arguments.threads, secret_of_job()),
         rules=rules,
         restart_rules=restart_rules,
         log_dir=log_dir,
@@ -87,7 +89,18 @@ def main(argv: Sequence[str]) -> int:
         return 126
 
 
-def _plan(shape: JobShape, num_threads: int | None, restart_count: int) -> dict[Task, dict[str, str]]:
+def secret_of_job() -> str:
+    """Returns the cluster secret of a local job, without which any user of this host could join it.
+
+    Returns:
+        That of the environment, or a new one.
+    """
+    return environment_lib.cluster_secret() or secrets.token_hex(32)
+
+
+def _plan(
+    shape: JobShape, num_threads: int | None, secret: str, restart_count: int
+) -> dict[Task, dict[str, str]]:
     """Gives an attempt new ports, says where it starts, and leaves the ports to it."""
     addressed = tasks_with_address(shape)
     reserved = ReservedPorts(len(addressed))
@@ -96,6 +109,7 @@ def _plan(shape: JobShape, num_threads: int | None, restart_count: int) -> dict[
         reserved.ports,
         num_threads=num_threads or num_cpus(),
         inherited=environment_lib.inherited(),
+        secret=secret,
         restart_count=restart_count,
         force=num_threads is not None,
     )

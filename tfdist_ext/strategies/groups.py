@@ -101,7 +101,7 @@ def join(
         addresses: Function that returns `host:port` of our links by rank, called where a group is formed; or None
             for the addresses of the cluster.
         secret: Cluster secret, or None for that of the environment.
-        insecure: True to talk beyond loopback without a secret.
+        insecure: True to talk beyond loopback without a secret. A secret of the environment is used all the same.
         on_mismatch: "error" or "warn", for tasks that were started with different settings.
         start_timeout_seconds: How long to wait for all tasks.
         peer_timeout_seconds: Silence after which a task counts as lost.
@@ -114,9 +114,13 @@ def join(
         StartupTimeoutError: A task did not answer.
         ConfigurationMismatchError: Two tasks differ in a setting that would train another model.
         AuthenticationError: The links leave this machine without a secret.
-        ValueError: This process is in the group already, with other settings of its links.
+        ValueError: This process is in the group already, with other settings of its links; or both `secret` and
+            `insecure` are given.
     """
-    secret = secret or cluster_lib.environment.cluster_secret()
+    if not secret:
+        secret = cluster_lib.environment.cluster_secret()
+        # A launcher may have set it, of which the script knows nothing.
+        insecure = insecure and not secret
     settings = {
         "cluster_secret": secret,
         "insecure": insecure,

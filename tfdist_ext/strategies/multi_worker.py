@@ -35,7 +35,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
             the result is then not that of one device. None sends all. The ring only; one task compresses nothing.
         cluster_secret: Text that all tasks share; needed as soon as an address is not on loopback, and then turns on
             encryption and authentication. By default the environment variable TFDIST_EXT_CLUSTER_SECRET.
-        insecure: True to let links leave this machine without a secret.
+        insecure: True to let links leave this machine without a secret; if the environment has one, it is used.
         on_mismatch: "error", or "warn" to go on when tasks were started with different versions, scripts or seeds.
         start_timeout_seconds: How long to wait for all tasks at the start.
         peer_timeout_seconds: Silence after which a task counts as lost; a closed connection counts at once.
@@ -83,7 +83,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy, tf.distribute.MultiWorker
         if uses_tensorflow:
             tensorflow_collectives.check_open(cluster, cluster_secret, insecure)
             # What our own links carry keeps the secret.
-            insecure = insecure and not (cluster_secret or cluster_lib.environment.cluster_secret())
+            insecure = insecure and not cluster_secret
 
         def join(cluster):
             return groups.join(

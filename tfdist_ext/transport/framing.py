@@ -12,7 +12,7 @@ import json
 import struct
 from typing import Any, NamedTuple
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_BODY_BYTES = 64 * 1024
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_PAYLOAD_BYTES = 1 << 32

@@ -4,6 +4,10 @@ Whenever the link to a peer comes up, this task sends `HELLO` (who it believes i
 each `HELLO` received is acknowledged. A task is started once it holds the `HELLO` of every peer and every
 peer has acknowledged its own. A link that breaks before that starts over, so a task that is restarted while
 the group forms is simply waited for again.
+
+A peer that has acknowledged this very process is at the other end of a link that lives. A `HELLO` of another
+process in its name is then kept aside until that link breaks: a restarted task takes the place of the one that
+died, and an impostor takes nobody's.
 """
 
 from __future__ import annotations
@@ -56,7 +60,10 @@ class _Peer:
     link_is_up: bool = False
     incarnation: int | None = None
     hello: dict[str, Any] | None = None
+    bulk: Any = None
     acknowledged: bool = False
+    # The latest HELLO of another process in the name of one whose link lives: incarnation and fields.
+    successor: tuple[int, dict[str, Any]] | None = None
 
 
 class Handshake:
@@ -87,6 +94,10 @@ class Handshake:
         """The process now known as `rank`, or None before its `HELLO`."""
         return self._peers[rank].incarnation
 
+    def bulk(self, rank: int) -> Any:
+        """What the process now known as `rank` said of its way for large messages; not checked."""
+        return self._peers[rank].bulk
+
     def link_up(self, rank: int) -> Outgoing:
         """The link to `rank` can carry messages; returns what to send."""
         peer = self._peers[rank]
@@ -99,18 +110,26 @@ class Handshake:
         }
         return [(rank, Kind.HELLO, fields), *self._acknowledge(rank)]
 
-    def link_down(self, rank: int) -> None:
+    def link_down(self, rank: int) -> bool:
         """The link to `rank` broke before the group was complete.
 
         Its `HELLO` is kept, since it came over another link, which may well be alive. If the process died,
         its successor has another incarnation, and only an acknowledgement of the incarnation known here
         counts.
+
+        Returns:
+            Whether a successor, whose `HELLO` had come already, has taken its place.
         """
         peer = self._peers[rank]
         peer.link_is_up, peer.acknowledged = False, False
+        if peer.successor is None:
+            return False
+        incarnation, fields = peer.successor
+        self._take_hello(rank, incarnation, fields)
+        return True
 
     def receive_hello(self, rank: int, incarnation: int, fields: Mapping[str, Any]) -> Outgoing:
-        """Takes the `HELLO` of a peer; returns what to send.
+        """Takes the `HELLO` of a peer, or keeps it aside; `incarnation` tells. Returns what to send.
 
         Raises:
             ProtocolViolation: If it belongs to another group or lacks a field; it then changes nothing.
@@ -120,10 +139,18 @@ class Handshake:
             raise ProtocolViolation("a HELLO without its fields")
         if fields.get("group") != self._identity.group_name:
             raise ProtocolViolation(f"a HELLO of the group {fields.get('group')!r}")
-        self.mismatch = self.mismatch or self._compare(rank, agreed)
         peer = self._peers[rank]
-        peer.incarnation, peer.hello = incarnation, hello
+        if peer.acknowledged and peer.incarnation != incarnation:
+            peer.successor = incarnation, dict(fields)
+            return []
+        self._take_hello(rank, incarnation, fields)
         return self._acknowledge(rank)
+
+    def _take_hello(self, rank: int, incarnation: int, fields: Mapping[str, Any]) -> None:
+        peer = self._peers[rank]
+        self.mismatch = self.mismatch or self._compare(rank, fields["agreed"])
+        peer.incarnation, peer.hello, peer.bulk = incarnation, fields["hello"], fields.get("bulk")
+        peer.successor = None
 
     def receive_acknowledgement(self, rank: int, fields: Mapping[str, Any]) -> None:
         """Takes an acknowledgement; one meant for an earlier process at our address is ignored."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
-import pathlib
 from collections.abc import Iterator
 
 import zmq
@@ -104,37 +102,34 @@ class Link:
 class BulkLink:
     """A second way to a peer on the same host, for large messages only: a Unix socket costs less than loopback TCP.
 
-    It needs no liveness of its own: the peer's `Link` stays idle enough for heartbeats, even in mid-transfer.
+    It needs no liveness of its own: the peer's `Link` stays idle enough for heartbeats, even in mid-transfer. It is
+    not encrypted: the bytes stay in the kernel of this host, which has checked whose process the other end is.
     """
 
-    def __init__(self, context: zmq.Context, endpoint: str, curve: Curve | None):
+    def __init__(self, context: zmq.Context, endpoint: str):
         self.num_sent = 0
         self._socket = context.socket(zmq.PUSH)
         self._socket.linger = 0
         self._socket.sndhwm = 0
-        if curve is not None:
-            curve.protect_connector(self._socket)
+        # Once only, to the peer that announced the name: after its end anybody may take that name. And without a
+        # limit in time, since a peer that is stopped for long is the business of its `Link`.
+        self._socket.reconnect_ivl = -1
+        self._socket.handshake_ivl = 0
         self._socket.connect(endpoint)
 
     def send(self, head: bytes, payload, *, track: bool = False) -> zmq.MessageTracker | None:
         """Queues one message without copying it; see `Link.send`."""
         self.num_sent += 1
-        self._socket.send(head, zmq.NOBLOCK | zmq.SNDMORE)
-        return self._socket.send(payload, zmq.NOBLOCK, copy=False, track=track)
+        try:
+            self._socket.send(head, zmq.NOBLOCK | zmq.SNDMORE)
+            return self._socket.send(payload, zmq.NOBLOCK, copy=False, track=track)
+        except zmq.Again:
+            return None  # The process at the other end is gone, which its `Link` is about to tell.
 
     def close(self, linger_seconds: float = 0.0) -> None:
         """Closes the link, giving what is queued `linger_seconds` to leave."""
         if not self._socket.closed:
             self._socket.close(linger=round(1000 * linger_seconds))
-
-
-def this_host() -> str | None:
-    """Returns a text that is the same for two processes that can share an abstract Unix socket, or None."""
-    try:
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return None  # Not Linux: there are no abstract sockets either.
 
 
 def open_listener(context: zmq.Context, address: Address, task_name: str, curve: Curve | None) -> zmq.Socket:

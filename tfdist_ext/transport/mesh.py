@@ -6,8 +6,6 @@ import dataclasses
 import enum
 import functools
 import json
-import os
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from absl import logging
 from tfdist_ext import errors
 from tfdist_ext.transport import framing, security
 from tfdist_ext.transport.addresses import Address
+from tfdist_ext.transport.bulk import BulkLinks
 from tfdist_ext.transport.engine import Engine
 from tfdist_ext.transport.framing import Kind, ProtocolViolation
 from tfdist_ext.transport.handler import Handler
@@ -30,15 +29,12 @@ from tfdist_ext.transport.links import (
     LinkEvent,
     open_listener,
     receive,
-    this_host,
 )
 
 _EMPTY = memoryview(b"")
 _MESSAGES_PER_ROUND = 64
 # How long a task that leaves waits for a peer that is alive and still takes its large messages.
 _BULK_LINGER_SECONDS = 60.0
-# The @ makes it an abstract socket, which has no file and ends with its process.
-_BULK_PREFIX = "ipc://@tfdist_ext-"
 
 
 class _State(enum.Enum):
@@ -78,13 +74,12 @@ class Mesh:
         self._names = identity.task_names
         self._incarnation = identity.incarnation
         self._handler = handler
-        self._bulk_endpoint = _bulk_endpoint()
-        self._handshake = Handshake(dataclasses.replace(identity, bulk=self._bulk_endpoint))
+        self._bulk = BulkLinks()
+        self._handshake = Handshake(dataclasses.replace(identity, bulk=self._bulk.announcement))
         self._peer_timeout_seconds = peer_timeout_seconds
         self._states = {rank: _State.ALIVE for rank in range(len(addresses)) if rank != self._rank}
         self._expected = dict.fromkeys(self._states, 0)
         self._expected_bulk = dict.fromkeys(self._states, 0)
-        self._bulk_links: dict[int, BulkLink] = {}
         self._formed = threading.Event()
         self._start_error: Exception | None = None
         self._closing_until: float | None = None
@@ -100,8 +95,7 @@ class Mesh:
             on_crash=lambda error: handler.closed(error),
             on_stop=self._close_sockets,
         )
-        self._curve = security.Curve(secret) if secret else None
-        self._open_sockets(self._curve)
+        self._open_sockets(security.Curve(secret) if secret else None)
         self._engine.start()
 
     def _open_sockets(self, curve: security.Curve | None) -> None:
@@ -112,10 +106,7 @@ class Mesh:
                 self._engine.watch(gatekeeper.socket, gatekeeper.answer_requests)
             own_address = self._addresses[self._rank]
             self._listener = open_listener(self._context, own_address, self._names[self._rank], curve)
-            if self._bulk_endpoint:
-                # A Unix socket knows who connects: no other user of this host.
-                self._listener.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-                self._listener.bind(self._bulk_endpoint["endpoint"])
+            self._bulk_listener = self._bulk.listen(self._context)
             self._links = {
                 rank: Link(self._context, self._addresses[rank], curve, self._peer_timeout_seconds)
                 for rank in self._states
@@ -124,6 +115,8 @@ class Mesh:
             self._context.destroy(linger=0)
             raise
         self._engine.watch(self._listener, self._receive_messages)
+        if self._bulk_listener is not None:
+            self._engine.watch(self._bulk_listener, self._receive_bulk)
         for rank, link in self._links.items():
             self._engine.watch(link.monitor, functools.partial(self._watch_link, rank))
 
@@ -188,8 +181,8 @@ class Mesh:
 
     def _send(self, rank: int, kind: Kind, body: bytes = b"", payload=_EMPTY, track: bool = False):
         link: Link | BulkLink = self._links[rank]
-        if kind is Kind.DATA and payload.nbytes >= ZERO_COPY_BYTES and rank in self._bulk_links:
-            kind, link = Kind.BULK_DATA, self._bulk_links[rank]
+        if kind is Kind.DATA and payload.nbytes >= ZERO_COPY_BYTES and rank in self._bulk.links:
+            kind, link = Kind.BULK_DATA, self._bulk.links[rank]
         head = framing.pack_head(kind, self._rank, self._incarnation, link.num_sent, body)
         return link.send(head, payload, track=track)
 
@@ -197,34 +190,43 @@ class Mesh:
         for rank, kind, fields in messages:
             if kind is Kind.HELLO:
                 self._links[rank].restart_sequence()
-                if rank in self._bulk_links:
-                    self._bulk_links[rank].num_sent = 0
+                self._bulk.restart_sequence(rank)
             self._send(rank, kind, payload=memoryview(framing.pack_json(fields)))
 
     def _receive_messages(self, limit: int = _MESSAGES_PER_ROUND) -> None:
-        for frames in receive(self._listener, limit):
+        self._receive_from(self._listener, limit)
+
+    def _receive_bulk(self, limit: int = _MESSAGES_PER_ROUND) -> None:
+        if self._bulk_listener is not None:
+            self._receive_from(self._bulk_listener, limit)
+
+    def _receive_from(self, listener: zmq.Socket, limit: int) -> None:
+        for frames in receive(listener, limit):
             try:
                 if len(frames) != 2:
                     raise ProtocolViolation(f"a message of {len(frames)} frames")
-                self._handle(*frames)
+                self._handle(*frames, is_bulk=listener is self._bulk_listener)
             except ProtocolViolation as violation:
                 logging.log_every_n_seconds(
                     logging.WARNING, "%s ignored %s.", 10, self._names[self._rank], violation
                 )
 
-    def _handle(self, head: memoryview, payload: memoryview) -> None:
+    def _handle(self, head: memoryview, payload: memoryview, *, is_bulk: bool) -> None:
         header, body = framing.unpack_head(head, len(self._names))
         source, kind = header.source, header.kind
         if source == self._rank:
             raise ProtocolViolation("a message that claims to come from this task")
+        if is_bulk is not (kind is Kind.BULK_DATA):
+            # The way for large messages is not encrypted: nothing that decides who is who comes over it.
+            raise ProtocolViolation(f"a message of kind {kind.name} on the wrong socket")
         if self._states[source] is _State.LOST:
             return
         known = header.incarnation == self._handshake.incarnation(source)
         if kind is Kind.HELLO and not self._formed.is_set():
             fields = framing.unpack_json(payload)
             self._send_fields(self._handshake.receive_hello(source, header.incarnation, fields))
-            self._expected[source], self._expected_bulk[source] = 1, 0
-            self._open_bulk_link(source, fields.get("bulk"))
+            if self._handshake.incarnation(source) == header.incarnation:
+                self._begin_to_hear(source)
             return
         if not known:
             raise ProtocolViolation(f"a message of another process that claims to be {self._names[source]}")
@@ -241,15 +243,10 @@ class Mesh:
         else:
             self._handle_control(source, kind, payload)
 
-    def _open_bulk_link(self, rank: int, bulk: Any) -> None:
-        """Opens the way for large messages to a peer on this host, anew for each of its processes."""
-        if rank in self._bulk_links:
-            self._bulk_links.pop(rank).close()
-        if not isinstance(bulk, dict) or not self._bulk_endpoint:
-            return
-        endpoint = str(bulk.get("endpoint"))
-        if bulk.get("host") == self._bulk_endpoint["host"] and endpoint.startswith(_BULK_PREFIX):
-            self._bulk_links[rank] = BulkLink(self._context, endpoint, self._curve)
+    def _begin_to_hear(self, rank: int) -> None:
+        """Counts anew what comes from a peer whose HELLO was taken."""
+        self._expected[rank], self._expected_bulk[rank] = 1, 0
+        self._bulk.open(rank, self._handshake.bulk(rank))
 
     def _handle_control(self, source: int, kind: Kind, payload: memoryview) -> None:
         if kind is Kind.ACKNOWLEDGE_HELLO:
@@ -283,14 +280,15 @@ class Mesh:
                 self._greeted.add(rank)
                 self._send_fields(self._handshake.link_up(rank))
             elif self._formed.is_set() or self._states[rank] is not _State.ALIVE:
-                # What the peer sent before its end may still wait in the listener; its goodbye, above all.
+                # What the peer sent before its end may still wait in a listener; its goodbye, above all.
                 self._receive_messages(limit=1 << 30)
+                self._receive_bulk(limit=1 << 30)
                 if self._states[rank] is _State.ALIVE:
                     self._lose(rank, "its connection closed or stopped answering")
                 self._close_link(rank)
                 return
-            else:
-                self._handshake.link_down(rank)
+            elif self._handshake.link_down(rank):
+                self._begin_to_hear(rank)
 
     def _lose(self, rank: int, reason: str) -> None:
         if self._states[rank] is not _State.ALIVE:
@@ -309,13 +307,12 @@ class Mesh:
         self._unacknowledged.discard(rank)
         self._engine.unwatch(self._links[rank].monitor)
         self._links[rank].close()
-        if rank in self._bulk_links:
-            self._bulk_links.pop(rank).close()
+        self._bulk.close(rank)
 
     def _tick(self) -> float:
         if self._closing_until is not None:
             remaining = self._closing_until - time.monotonic()
-            if self._unacknowledged & self._bulk_links.keys():
+            if self._unacknowledged & self._bulk.links.keys():
                 remaining += self._bulk_linger_seconds
             if not self._unacknowledged or remaining <= 0:
                 self._engine.stop()
@@ -348,8 +345,7 @@ class Mesh:
             return
         for rank, state in self._states.items():
             if state is _State.ALIVE:
-                num_bulk = self._bulk_links[rank].num_sent if rank in self._bulk_links else 0
-                goodbye = framing.pack_json({**farewell, "bulk": num_bulk})
+                goodbye = framing.pack_json({**farewell, "bulk": self._bulk.num_sent(rank)})
                 self._send(rank, Kind.GOODBYE, payload=memoryview(goodbye))
                 self._unacknowledged.add(rank)
 
@@ -358,16 +354,9 @@ class Mesh:
             # Acknowledged goodbyes mean that everything arrived. What lingers is the HELLO of a failed start,
             # and our acknowledgement of a goodbye that crossed our own.
             link.close(linger_seconds=0.5)
-        for bulk_link in self._bulk_links.values():
-            bulk_link.close(linger_seconds=0.5)
+        self._bulk.close_all(linger_seconds=0.5)
         self._context.destroy()
 
 
 def _has_come(num_received: int, num_sent: Any) -> bool:
     return not isinstance(num_sent, int) or num_received >= num_sent
-
-
-def _bulk_endpoint() -> dict[str, str]:
-    """Returns a new endpoint for large messages between processes of this host, or nothing where there is none."""
-    host = this_host()
-    return {"host": host, "endpoint": f"{_BULK_PREFIX}{secrets.token_hex(16)}"} if host else {}
