@@ -13,6 +13,7 @@ from tfdist_ext.cluster.preflight import check_records, describe_this_task
 from tfdist_ext.cluster.reachability import listening, wait_for_tasks
 from tfdist_ext.cluster.resolver import as_tf_resolver, resolve
 from tfdist_ext.cluster.serving import ServingExit, serve_until_chief_ends
+from tfdist_ext.cluster.slurm import from_slurm
 from tfdist_ext.cluster.specification import ClusterSpecification, Task
 from tfdist_ext.cluster.tf_config import from_tf_config, to_tf_config
 from tfdist_ext.cluster.tpu_chips import find_tpu
@@ -28,6 +29,7 @@ __all__ = [
     "choose",
     "describe_this_task",
     "find_tpu",
+    "from_slurm",
     "from_tf_config",
     "in_process",
     "listening",
