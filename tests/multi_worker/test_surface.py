@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.multi_worker.agreement import make_strategy
 from tests.multi_worker.test_pipelines_of_replicas import PER_REPLICA, rows_of_pipeline
 from tests.single_host import oracle
+from tests.single_host.freed_programs import left_of_models
 from tests.single_host.test_surface import OfRagged, functional_of_sparse, ragged, sparse
 
 
@@ -99,3 +100,12 @@ def test_h20_random_crop_is_that_of_one_process_with_as_many_replicas(worker_poo
     for weights in worker_pool.run(cropped, num_workers=2, distributed=True):
         for one, other in zip(weights, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=oracle.TOLERANCE)
+
+
+def models_that_are_deleted():
+    return left_of_models(make_strategy())
+
+
+def test_h15_models_are_freed_with_their_graphs(worker_pool):
+    for left in worker_pool.run(models_that_are_deleted, num_workers=2, devices=2):
+        assert left == (0, 0)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.ps_training import models
+from tests.single_host.freed_programs import left_of_models
 from tfdist_ext.checkpoint import TrainingState
 from tfdist_ext.training.pulled import shards_of
 
@@ -160,3 +161,9 @@ def places(cluster):
         return {"rows": rows, "truth": truth, "loads": loads}
 
     return {"new": trained(), "known": trained(known=True), "shards": trained(shards)}
+
+
+def models_that_are_deleted(cluster):
+    """Returns how many graphs and models stay of models that were used and deleted."""
+    models.in_single_precision()
+    return left_of_models(models.strategy(cluster, "synchronous"))

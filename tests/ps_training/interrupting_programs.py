@@ -166,7 +166,7 @@ def _interrupted_at(cluster, where, policy):
     placed = models.strategy(cluster, policy)
     model = _counter(placed)
     model.fit(models.numbered_rows(_ROWS, 1).take(2), verbose=0)
-    driver, calls = placed._driver, []
+    driver, calls = model.train_function._driver, []
 
     def interrupting(original, *, after, raises=False):
         def call(*args, **kwargs):
@@ -222,7 +222,7 @@ def broken_connections(cluster):
         placed = models.strategy(cluster, "asynchronous")
         model = _counter(placed)
         model.fit(models.numbered_rows(_ROWS, 1).take(2), verbose=0)
-        program, calls = placed._driver._program, []
+        program, calls = model.train_function._driver._program, []
         commit = program.commit
 
         def breaking(*key):

@@ -23,3 +23,7 @@ def test_f3_h19_the_table_of_placement_is_where_the_variables_are(chief):
     assert result["new"]["loads"] == [128, 128]
     assert sorted(result["known"]["loads"]) == [64, 192]
     assert result["shards"]["loads"] == [128, 128]
+
+
+def test_h15_models_are_freed_with_their_graphs(chief):
+    assert chief(programs.models_that_are_deleted) == (0, 0)

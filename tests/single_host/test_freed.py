@@ -1,16 +1,11 @@
 """What is deleted is freed, with the graphs that were traced of it."""
 
-import gc
 import weakref
 
 import tensorflow as tf
 
 import tfdist_ext
-
-
-def num_graphs():
-    gc.collect()
-    return sum(type(one).__name__ == "FuncGraph" for one in gc.get_objects())
+from tests.single_host.freed_programs import left_of_models, num_graphs
 
 
 def test_h15_functions_that_ran_on_replicas_are_freed_with_their_graphs():
@@ -30,3 +25,7 @@ def test_h15_functions_that_ran_on_replicas_are_freed_with_their_graphs():
     functions = [run_one() for _ in range(3)]
     assert num_graphs() == before
     assert not any(function() for function in functions)
+
+
+def test_h15_models_are_freed_with_their_graphs():
+    assert left_of_models(tfdist_ext.MirroredStrategy(["CPU:0", "CPU:1"])) == (0, 0)

@@ -35,8 +35,8 @@ class HostCollectives:
         self._group = group
         self._bytes_per_pack = bytes_per_pack
         self._note_failure = note_failure
-        # The last collective of each graph being traced; graphs are weak so that they can be freed.
-        self._last: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        # The name of the last collective of each graph being traced: the operation itself would keep its graph.
+        self._last: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._waiting: dict[int, Any] = {}
         self._numbers = itertools.count()
         self._buffers = BufferPool()
@@ -174,10 +174,11 @@ class HostCollectives:
             ]
         graph = tf.compat.v1.get_default_graph()
         last = self._last.get(graph)
-        with tf.device(_HOST), tf.control_dependencies([] if last is None else [last]):
+        before = [] if last is None else [graph.get_operation_by_name(last)]
+        with tf.device(_HOST), tf.control_dependencies(before):
             outputs = tf.numpy_function(noted, inputs, [template.dtype for template in like])
         outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        self._last[graph] = outputs[0].op
+        self._last[graph] = outputs[0].op.name
         for output, template in zip(outputs, like, strict=True):
             output.set_shape(template.shape)
         return outputs

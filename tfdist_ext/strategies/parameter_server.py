@@ -167,7 +167,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.specification = specification
         self.runs_alone = False
         self.training_books = TrainingBooks()
-        self._driver: Any = None
+        self._counts: Any = None
         self._threads: Any = None
         self._version: tf.Variable | None = None
         # What `version_variable` must be, if all went well.
@@ -267,7 +267,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         Plain data, the same as `Statistics.as_dict()`; empty before the first step. After a `fit` that
         `steps_per_epoch` ended, the sets that were in flight then are among the dropped.
         """
-        return {} if self._driver is None else self._driver.statistics()
+        return {} if self._counts is None else self._counts.as_dict()
 
     @property
     def placement(self) -> PlacementTable:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -79,6 +80,28 @@ class TransferredBytes:
         for index, of_worker in counts["workers"].items():
             of_worker.update(bytes_pulled=self.pulled[index], bytes_pushed=self.pushed[index])
         counts["total"].update(bytes_pulled=sum(self.pulled), bytes_pushed=sum(self.pushed))
+
+
+@dataclasses.dataclass(eq=False)
+class TrainingCounts:
+    """What was computed, applied, dropped and sent so far; knows no model, and outlives it.
+
+    Attributes:
+        ledger: The books.
+        lock: Held by whoever asks or tells them.
+        transferred: `TransferredBytes`.
+    """
+
+    ledger: Any
+    lock: threading.Condition
+    transferred: TransferredBytes
+
+    def as_dict(self) -> dict:
+        """Returns the counts as plain data."""
+        with self.lock:
+            counts = self.ledger.statistics.as_dict()
+        self.transferred.add_to(counts)
+        return counts
 
 
 class _Fetch:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdist_ext import errors, events
 from tfdist_ext.ps import Batch, Dispatch, ResumableLedger, TooFewWorkers
-from tfdist_ext.training.set_delivery import ComputedSet, TransferredBytes
+from tfdist_ext.training.set_delivery import ComputedSet, TrainingCounts, TransferredBytes
 from tfdist_ext.training.set_job import SetJob
 from tfdist_ext.training.worker import Worker
 from tfdist_ext.training.worker_threads import WorkerThreads
@@ -43,6 +43,7 @@ class SetDispatcher:
         self._is_suspended = False
         self._num_drops_seen = 0
         self._bytes = TransferredBytes(len(threads.workers))
+        self.counts = TrainingCounts(ledger, self.lock, self._bytes)
 
     def _note_members(self) -> None:
         """Tells the ledger who died, came, or both while somebody else had the workers."""

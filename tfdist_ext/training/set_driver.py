@@ -220,13 +220,6 @@ class SetDriver(SetDispatcher):
             self._announce_drops()
         self._threads.let_go(self)
 
-    def statistics(self) -> dict:
-        """Returns the counts so far as plain data."""
-        with self._changed:
-            counts = self.ledger.statistics.as_dict()
-        self._bytes.add_to(counts)
-        return counts
-
     def _wait_for_step(self) -> Apply | None:
         waiting = Waiting(
             self._threads, self._patience_seconds, "No step could be applied", self.ledger.waiting_for

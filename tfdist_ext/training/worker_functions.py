@@ -40,7 +40,7 @@ class TrainFunction:
         if iterator.source is None or not iterator.source.is_open_on(iterator):
             self._driver_for(iterator.element_spec).begin(iterator, iterator.max_steps)
             iterator.source = self._driver
-        elif self._strategy._driver is not self._driver:
+        elif self._strategy._counts is not self._driver.counts:
             use_driver(self._strategy, self._driver)  # Another model was trained in the meantime.
         read = None
         for _ in range(self._model.steps_per_execution):
@@ -101,7 +101,8 @@ def use_driver(strategy, driver: SetDriver) -> None:
     """Makes a driver the one that trains under a strategy; one that goes on from a checkpoint gets its books."""
     if strategy.training_books.has_restored:
         driver.close()
-    strategy._driver = driver
+    # The strategy outlives the model, which the driver holds.
+    strategy._counts = driver.counts
     strategy.training_books.attach(driver.ledger, driver.lock)
 
 
