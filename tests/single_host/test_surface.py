@@ -382,3 +382,41 @@ def test_h27_ragged_outputs_are_predicted():
         model = Doubled()
     predicted = model.predict(oracle.batched(ragged(), 4), verbose=0)
     assert [list(row) for row in predicted] == [[2.0 * x for x in row] for row in ragged().to_list()]
+
+
+def _one_step_outside(strategy, make, sparse):
+    keras.utils.set_random_seed(3)
+    with oracle.scope_of(strategy):
+        table = keras.Variable(np.arange(12.0).reshape(4, 3), name="table")
+        bias = keras.Variable(np.ones(3), name="bias")
+        optimizer = make()
+        loss = keras.losses.MeanSquaredError()(np.ones((4, 1)), np.zeros((4, 1)))
+        gradient = (
+            tf.IndexedSlices(tf.ones((2, 3), tf.float64), [0, 2], (4, 3)) if sparse else np.ones((4, 3))
+        )
+        for _ in range(2):
+            optimizer.apply([gradient, None], [table, bias])
+        optimizer.apply_gradients([(gradient, table), (np.full(3, 0.5), bias)])
+    return {
+        "weights": [table.numpy(), bias.numpy(), loss.numpy()],
+        "optimizer": [v.numpy() for v in optimizer.variables],
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "sparse"),
+    [
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), True),
+        (lambda: keras.optimizers.Adam(0.1, clipnorm=0.5), True),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0), True),
+        # Keras cannot divide sparse gradients by the factor.
+        (lambda: keras.optimizers.SGD(0.1, loss_scale_factor=4.0), False),
+        (lambda: keras.optimizers.Adam(0.1, clipnorm=0.5), False),
+    ],
+    ids=["momentum", "adam", "loss scale", "factor", "adam, dense"],
+)
+def test_what_runs_outside_of_replicas_is_whole(make, sparse):
+    """In a scope and in no replica a loss is not divided, and gradients are applied as they are."""
+    expected = _one_step_outside(None, make, sparse)
+    actual = _one_step_outside(oracle.mirrored(2), make, sparse)
+    assert oracle.largest_difference(actual, expected) <= oracle.TOLERANCE

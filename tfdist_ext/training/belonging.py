@@ -7,10 +7,23 @@ import tensorflow as tf
 
 from tfdist_ext import compat
 from tfdist_ext.data.worker_dataset import WorkerDataset
+from tfdist_ext.strategies import frame as frames
 from tfdist_ext.strategies.parameter_server import ParameterServerStrategy
 from tfdist_ext.strategies.synchronous_strategy import SynchronousStrategy
 
 _OURS = (SynchronousStrategy, ParameterServerStrategy)
+
+
+def strategy_outside_of_replicas():
+    """Returns the strategy of several replicas in whose scope, and outside of whose replicas, this code runs, or None.
+
+    There a function runs once, as on one device, and no replica adds to what it computes.
+    """
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, SynchronousStrategy) or frames.current_frame() is not None:
+        return None
+    outside = tf.distribute.in_cross_replica_context() and not compat.in_replica_update_context()
+    return strategy if outside else None
 
 
 def named(strategy) -> str:

@@ -18,6 +18,7 @@ from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training import whole_batch
 from tfdist_ext.training.batch_functions import Kind
+from tfdist_ext.training.belonging import strategy_outside_of_replicas
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -26,8 +27,8 @@ def install() -> None:
     """Replaces the functions of Keras and TensorFlow that know of replicas; elsewhere they do what they did."""
     module = compat.KerasLossModule
     scale, unscale = module.scale_loss_for_distribution, module.unscale_loss_for_distribution
-    module.scale_loss_for_distribution = lambda value: frames.scale_loss(value, scale)
-    module.unscale_loss_for_distribution = lambda value: frames.unscale_loss(value, unscale)
+    module.scale_loss_for_distribution = lambda value: frames.scale_loss(value, _within_replicas(scale))
+    module.unscale_loss_for_distribution = lambda value: frames.unscale_loss(value, _within_replicas(unscale))
     _wrap(module, "reduce_weighted_values", _reduce_weighted_values)
     _wrap(keras.losses.Loss, "__call__", _loss_of_any_kind)
     _wrap(compat.KerasCompileLoss, "call", _compiled_loss)
@@ -38,6 +39,11 @@ def install() -> None:
     _wrap(keras.metrics.MeanMetricWrapper, "update_state", _update_mean_of_function)
     _wrap(keras.metrics.Mean, "update_state", _update_mean)
     _wrap(keras.metrics.Sum, "update_state", _update_sum)
+
+
+def _within_replicas(scale):
+    """Returns Keras' division by the number of replicas; outside of replicas a loss is whole already."""
+    return lambda value: value if strategy_outside_of_replicas() is not None else scale(value)
 
 
 def _wrap(owner, name: str, replacement) -> None:

@@ -7,11 +7,13 @@ import functools
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist_ext import compat
 from tfdist_ext.strategies import frame as frames
 from tfdist_ext.training import replica_collectives
+from tfdist_ext.training.belonging import strategy_outside_of_replicas
 from tfdist_ext.training.missing_gradients import warn_once
 
 
@@ -111,9 +113,9 @@ def apply_in_place(frame, optimizer, gradients, variables, method: str = "apply"
     variables = list(optimizer._trainable_variables if variables is None else variables)
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if not pairs:
-        raise ValueError("No gradient reaches any of the variables given to the optimizer.")
+        raise ValueError("No gradients provided for any variable.")
     warn_once(optimizer, [v for g, v in zip(gradients, variables, strict=True) if g is None])
-    variables = [variable for _, variable in pairs]
+    given, variables = variables, [variable for _, variable in pairs]
     own = [frame.mask(g) for g in frames.gradients_of_application(frame, [gradient for gradient, _ in pairs])]
 
     def merge(strategy, *distributed):
@@ -122,13 +124,40 @@ def apply_in_place(frame, optimizer, gradients, variables, method: str = "apply"
         per_replica = [[value] if num_local == 1 else list(value.values) for value in distributed]
         loss_scale = functools.partial(loss_scale_of, optimizer)
         summed = extended.sum_step(per_replica, "gradients", variables, loss_scale)
-        build_if_needed(optimizer, variables)
+        build_if_needed(optimizer, given)
         extended.update_each_local_replica(
             lambda local: apply(optimizer, [values[local] for values in summed], variables, method)
         )
 
     with _naming_the_mistake():
         replica_collectives.merge(merge, *own)
+
+
+def apply_everywhere(strategy, optimizer, gradients, variables, method: str = "apply") -> None:
+    """Applies gradients to every replica, from outside of replicas: they are those of the whole batch.
+
+    Runs on: every worker, in cross-replica context; nothing is communicated.
+
+    Args:
+        strategy: The strategy.
+        optimizer: Keras optimizer.
+        gradients: Gradients, the same on every worker; None where there is none.
+        variables: Their variables, or None for the optimizer's own.
+        method: The method of the optimizer that was called.
+    """
+    variables = list(optimizer._trainable_variables if variables is None else variables)
+    gradients = list(gradients)
+    with_gradients = [v for g, v in zip(gradients, variables, strict=True) if g is not None]
+    if not with_gradients:
+        raise ValueError("No gradients provided for any variable.")
+    warn_once(optimizer, [v for g, v in zip(gradients, variables, strict=True) if g is None])
+    build_if_needed(optimizer, variables)
+    given = [
+        tf.convert_to_tensor(g) if isinstance(g, (np.ndarray, list)) else g
+        for g in gradients
+        if g is not None
+    ]
+    strategy.extended.update_each_local_replica(lambda local: apply(optimizer, given, with_gradients, method))
 
 
 class _naming_the_mistake:  # noqa: N801 - reads as a statement
@@ -181,6 +210,11 @@ def dispatch_pairs(original):
 
     def apply_or_record_pairs(self, grads_and_vars, **kwargs):
         frame = frames.current_frame()
+        strategy = strategy_outside_of_replicas()
+        if strategy is not None:
+            return apply_everywhere(
+                strategy, self, *zip(*grads_and_vars, strict=True), method="apply_gradients"
+            )
         if frame is None or (frame.num_slots == 1 and frame.recorder is None):
             return original(self, grads_and_vars, **kwargs)
         gradients, variables = zip(*grads_and_vars, strict=True)
@@ -203,6 +237,9 @@ def dispatch(original):
 
     def apply_or_record(self, grads, trainable_variables=None):
         frame = frames.current_frame()
+        strategy = strategy_outside_of_replicas()
+        if strategy is not None:
+            return apply_everywhere(strategy, self, grads, trainable_variables)
         if frame is None:
             with counting_atomically(self):
                 return original(self, grads, trainable_variables)
