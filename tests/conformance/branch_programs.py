@@ -1,0 +1,79 @@
+"""A program whose items are branches of one model."""
+
+import dataclasses
+
+import keras
+import numpy as np
+
+from tests.conformance import branches, runs
+
+
+@keras.saving.register_keras_serializable("conformance")
+class BranchLosses(keras.metrics.Metric):
+    """The mean squared error of each branch."""
+
+    def __init__(self, names, name="branches", **arguments):
+        super().__init__(name=name, **arguments)
+        self.names = list(names)
+        self.total = self.add_weight(shape=(len(self.names),), initializer="zeros", name="total")
+        self.count = self.add_weight(initializer="zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        errors = keras.ops.square(keras.ops.cast(y_true, self.dtype) - keras.ops.cast(y_pred, self.dtype))
+        errors = keras.ops.mean(keras.ops.reshape(errors, (-1, len(self.names), branches.WIDTH)), axis=-1)
+        weights = keras.ops.ones_like(errors[:, 0])
+        if sample_weight is not None:
+            weights = keras.ops.reshape(keras.ops.cast(sample_weight, self.dtype), (-1,))
+        self.total.assign_add(keras.ops.sum(errors * weights[:, None], axis=0))
+        self.count.assign_add(keras.ops.sum(weights))
+
+    def result(self):
+        return {name: self.total[index] / self.count for index, name in enumerate(self.names)}
+
+    def get_config(self):
+        return {**super().get_config(), "names": self.names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Branches:
+    """Many recipes in one model."""
+
+    family: str
+    recipes: dict
+    saves: bool = True
+    items_a_group: int = 20
+
+    @property
+    def items(self):
+        return tuple(self.recipes)
+
+    def single(self, name):
+        """Says whether a branch computes in single precision."""
+        return self.recipes[name].single
+
+    def run(self, place, items):
+        recipes = {name: self.recipes[name] for name in items}
+
+        def make():
+            return branches.model_of(recipes, BranchLosses(items))
+
+        _, seen = runs.fitted(place, make, branches.arrays_of(recipes), saves=self.saves)
+        return {name: self._of_item(seen, name, index) for index, name in enumerate(items)}
+
+    def _of_item(self, seen, name, index):
+        columns = slice(index * branches.WIDTH, (index + 1) * branches.WIDTH)
+        found = {key: own(seen[key], name) for key in ("initial", "weights", "optimizer")}
+        found["history"] = seen["history"][name]
+        found["evaluation"] = seen["evaluation"][name]
+        found["predictions"] = seen["predictions"][:, columns]
+        if "saved" in seen:
+            saved = seen["saved"]
+            found["saved"] = {key: own(saved[key], name) for key in ("outside", "inside")}
+            found["saved"]["predictions"] = saved["predictions"][:, columns].max()
+        return found
+
+
+def own(values, name):
+    """Returns the values of one branch in their order: the names of layers inside of it are counted on."""
+    own = [(path, value) for path, value in values.items() if branches.item_of(path) == name]
+    return {f"{index} {path.split('/')[0]}": np.asarray(value) for index, (path, value) in enumerate(own)}

@@ -1,0 +1,106 @@
+"""When is a run the run of one device? Pure: compares what was seen, and gives a verdict on each name.
+
+A sum of P terms taken in another order differs by at most (P - 1) * u * sum |term|, with u = 2**-53. The programs sum
+over at most 13 rows times some 200 places of a picture: P < 3000, so 3e-13 of the sum of magnitudes, which may be ten
+times the largest value. Over the 6 steps of a program a difference grows at most by 3 a step (rates of 0.02 and
+momentum 0.9 on losses with curvature of order 1):
+
+    3000 * 2**-53 * 10 * sum(3**k for k in range(6))  =  1.2e-9
+
+`TOLERANCE` is that bound rounded down; no right run came within a factor of ten of it. A row that is weighted
+wrongly shows as 1e-4 or more. Layers that compute in single precision (TensorFlow has no other kernel) round by
+2**-24 instead: `SINGLE` has the same derivation with the few terms that such layers sum.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from tests.conformance.known_differences import known
+
+TOLERANCE = 1e-9
+SINGLE = 2e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of a name at a place: equal, refused, differs, not run; or unjudged, wrong."""
+
+    status: str
+    text: str = ""
+
+
+def verdict(place, family, name, expected, actual, single=False):
+    """Returns the verdict on a name, from what was seen on one device and at the place."""
+    entry = known(place, family, name)
+    if entry and entry.kind == "not run":
+        return Verdict("not run", entry.reason)
+    if expected is None or actual is None:
+        return Verdict("unjudged", "there is no recipe for it in tests/conformance")
+    if "error" in expected:
+        return Verdict("wrong", f"one device fails: {expected['error']}: {expected['message']}")
+    if "error" in actual:
+        return _refusal(entry, name, actual)
+    difference = _difference_of_runs(expected, actual, SINGLE if single else TOLERANCE)
+    if entry and entry.kind == "refused":
+        text = "is equal now" if not difference else f"is not refused: {difference}"
+        return Verdict("wrong", f"listed as refused, but {text}")
+    if entry and entry.kind == "differs":
+        if not difference:
+            return Verdict("wrong", "listed as a known difference, but it is equal now")
+        return Verdict("differs", entry.reason)
+    return Verdict("wrong", difference) if difference else Verdict("equal")
+
+
+def _difference_of_runs(expected, actual, tolerance):
+    """Says how two runs differ; how far a saved model is from itself must be nothing."""
+    saved = actual.get("saved", {})
+    nothing = {
+        key: dict.fromkeys(value, 0.0) if isinstance(value, dict) else 0.0 for key, value in saved.items()
+    }
+    actual = {key: value for key, value in actual.items() if key != "saved"}
+    found = largest_difference(expected, actual, tolerance)
+    return found or largest_difference(nothing, saved, tolerance, "saved")
+
+
+def _refusal(entry, name, actual):
+    text = f"{actual['error']}: {actual['message']}"
+    if not entry or entry.kind != "refused":
+        return Verdict("wrong", text)
+    if not actual["ours"]:
+        return Verdict("wrong", f"refused by somebody else: {text}")
+    missing = [word for word in entry.words or (name,) if word not in actual["message"]]
+    if missing:
+        return Verdict("wrong", f"the refusal does not say {missing}: {text}")
+    return Verdict("refused", entry.reason)
+
+
+def largest_difference(expected, actual, tolerance=TOLERANCE, place=""):
+    """Returns where two nested dictionaries of values differ most, as words; empty where they agree."""
+    worst = max(_differences(expected, actual, place), default=(0.0, ""))
+    return f"{worst[1]} by {worst[0]:.3g}" if worst[0] > tolerance else ""
+
+
+def _differences(expected, actual, place):
+    if isinstance(expected, dict):
+        if not isinstance(actual, dict) or list(expected) != list(actual):
+            yield np.inf, f"{place} has {sorted(actual)} instead of {sorted(expected)}"
+            return
+        for key in expected:
+            yield from _differences(expected[key], actual[key], f"{place}/{key}".strip("/"))
+    else:
+        yield _difference(np.asarray(expected), np.asarray(actual)), place
+
+
+def _difference(expected, actual):
+    """Returns the largest difference relative to the largest magnitude, or to 1 where that is less."""
+    if expected.shape != actual.shape:
+        return np.inf
+    if expected.dtype.kind not in "fiub":
+        return 0.0 if np.array_equal(expected, actual) else np.inf
+    expected, actual = expected.astype("float64"), actual.astype("float64")
+    if not np.array_equal(np.isfinite(expected), np.isfinite(actual)):
+        return np.inf
+    finite = np.isfinite(expected)
+    scale = max(1.0, np.abs(expected[finite]).max(initial=0.0))
+    return float(np.abs(expected[finite] - actual[finite]).max(initial=0.0) / scale)
