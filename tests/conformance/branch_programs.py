@@ -12,15 +12,15 @@ from tests.conformance import branches, runs
 class BranchLosses(keras.metrics.Metric):
     """The mean squared error of each branch."""
 
-    def __init__(self, names, name="branches", **arguments):
+    def __init__(self, names, width=branches.WIDTH, name="branches", **arguments):
         super().__init__(name=name, **arguments)
-        self.names = list(names)
+        self.names, self.width = list(names), width
         self.total = self.add_weight(shape=(len(self.names),), initializer="zeros", name="total")
         self.count = self.add_weight(initializer="zeros", name="count")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         errors = keras.ops.square(keras.ops.cast(y_true, self.dtype) - keras.ops.cast(y_pred, self.dtype))
-        errors = keras.ops.mean(keras.ops.reshape(errors, (-1, len(self.names), branches.WIDTH)), axis=-1)
+        errors = keras.ops.mean(keras.ops.reshape(errors, (-1, len(self.names), self.width)), axis=-1)
         weights = keras.ops.ones_like(errors[:, 0])
         if sample_weight is not None:
             weights = keras.ops.reshape(keras.ops.cast(sample_weight, self.dtype), (-1,))
@@ -31,7 +31,7 @@ class BranchLosses(keras.metrics.Metric):
         return {name: self.total[index] / self.count for index, name in enumerate(self.names)}
 
     def get_config(self):
-        return {**super().get_config(), "names": self.names}
+        return {**super().get_config(), "names": self.names, "width": self.width}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +42,18 @@ class Branches:
     recipes: dict
     saves: bool = True
     items_a_group: int = 20
+    floatx: str = "float64"
 
     @property
     def items(self):
         return tuple(self.recipes)
 
-    def single(self, name):
-        """Says whether a branch computes in single precision."""
-        return self.recipes[name].single
+    def precision(self, name):
+        """Says in which precision a branch computes."""
+        return "single" if self.recipes[name].single or self.floatx == "float32" else "double"
 
     def run(self, place, items):
+        keras.config.set_floatx(self.floatx)
         recipes = {name: self.recipes[name] for name in items}
 
         def make():

@@ -11,7 +11,7 @@ WIDTH = 2
 """Columns of the output that a branch has."""
 
 
-def model_of(recipes, *metrics):
+def model_of(recipes, *metrics, optimizer=None):
     """Returns a compiled model with one branch for each recipe: two columns of its output.
 
     The loss is the mean over columns, times their number: a branch trains as it would alone.
@@ -26,7 +26,7 @@ def model_of(recipes, *metrics):
         outputs.append(_branch(name, recipe, [inputs[kind.name] for kind in recipe.inputs]))
     joined = outputs[0] if len(outputs) == 1 else keras.ops.concatenate(outputs, axis=-1)
     model = keras.Model(inputs, joined)
-    optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
+    optimizer = optimizer or keras.optimizers.SGD(0.02, momentum=0.9)
     model.compile(optimizer, "mse", float(len(recipes)), list(metrics), jit_compile=False)
     return model
 
@@ -41,7 +41,9 @@ def _branch(name, recipe, inputs):
         found = keras.layers.Flatten(name=f"{name}__flatten")(found)
     if len(found.shape) < 2:
         found = keras.layers.Reshape((1,), name=f"{name}__column")(found)
-    return keras.layers.Dense(WIDTH, name=f"{name}__head")(squashed(keras.ops.cast(found, "float64")))
+    return keras.layers.Dense(WIDTH, name=f"{name}__head")(
+        squashed(keras.ops.cast(found, keras.config.floatx()))
+    )
 
 
 def squashed(x):

@@ -45,6 +45,27 @@ class Optimizers:
 
 
 @dataclasses.dataclass(frozen=True)
+class Alone:
+    """Programs of which each is a function of the place and its own name."""
+
+    family: str
+    recipes: dict[str, Callable]
+    precisions: dict[str, str] = dataclasses.field(default_factory=dict)
+    items_a_group: int = 20
+
+    @property
+    def items(self):
+        return tuple(self.recipes)
+
+    def precision(self, name):
+        """Says in which precision a program computes."""
+        return self.precisions.get(name, "double")
+
+    def run(self, place, items):
+        return each(items, lambda item: self.recipes[item](place, item))
+
+
+@dataclasses.dataclass(frozen=True)
 class Effects:
     """What each callback did, beside the weights."""
 

@@ -5,7 +5,7 @@ The page `docs/guides/what-is-equal.md` is written from these tables, and an ent
 
 import dataclasses
 
-from tests.conformance.recipes_images import NOISE, RANDOM_IMAGES
+from tests.conformance.recipes_images import NOISE, RANDOM_IMAGES, SINGLE_IMAGES
 
 REPLICAS = ("mirrored 2", "mirrored 3", "workers")
 SERVERS = ("rounds", "one at a time")
@@ -46,7 +46,7 @@ PER_REPLICA = (
 
 KNOWN = {
     "layers": {
-        **{name: [Known("differs", DRAWS, SUMMED)] for name in (*NOISE, *RANDOM_IMAGES)},
+        **{name: [Known("differs", DRAWS, SUMMED)] for name in (*NOISE, *RANDOM_IMAGES, *SINGLE_IMAGES)},
         "BatchNormalization": [Known("differs", PER_REPLICA, SUMMED)],
         "FlaxLayer": not_run("Needs the package flax, and Keras on JAX."),
         "InputSpec": not_run("No layer: it describes what a layer takes."),

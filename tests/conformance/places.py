@@ -20,6 +20,7 @@ class Place:
         devices: Logical devices of each.
         batches_a_step: How many batches of the dataset make one step.
         saves: Whether models are saved and loaded there too.
+        folder: An empty one that all its processes share.
     """
 
     title: str
@@ -28,6 +29,7 @@ class Place:
     devices: int = 3
     batches_a_step: int = 1
     saves: bool = False
+    folder: str = ""
 
     def scope(self, strategy):
         return contextlib.nullcontext() if strategy is None else strategy.scope()

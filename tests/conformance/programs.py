@@ -1,6 +1,7 @@
 """All programs, by name."""
 
 from tests.conformance import (
+    own_models,
     recipes_images,
     recipes_layers,
     recipes_optimizers,
@@ -8,8 +9,11 @@ from tests.conformance import (
     recipes_weights,
 )
 from tests.conformance.branch_programs import Branches
-from tests.conformance.fit_programs import Effects, Optimizers
+from tests.conformance.draws import Draws
+from tests.conformance.fit_programs import Alone, Effects, Optimizers
+from tests.conformance.own_graphs import GRAPHS
 from tests.conformance.recipes_callbacks import CALLBACKS
+from tests.conformance.resuming import resumed
 from tests.conformance.score_programs import Losses, Metrics
 
 PROGRAMS = {
@@ -19,6 +23,11 @@ PROGRAMS = {
     "layers of images": Branches("layers", recipes_images.IMAGES),
     "noise": Branches("layers", recipes_images.NOISE),
     "random images": Branches("layers", recipes_images.RANDOM_IMAGES, saves=False),
+    "random images in single precision": Branches(
+        "layers", recipes_images.SINGLE_IMAGES, saves=False, floatx="float32"
+    ),
+    "draws in single precision": Draws("draws", recipes_images.SINGLE_IMAGES, floatx="float32"),
+    "draws": Draws("draws", {**recipes_images.NOISE, **recipes_images.RANDOM_IMAGES}),
     "losses": Losses("losses", recipes_scores.LOSSES),
     "metrics": Metrics("metrics", recipes_scores.METRICS, recipes_scores.OUTPUTS),
     "optimizers": Optimizers("optimizers", recipes_optimizers.OPTIMIZERS),
@@ -26,5 +35,15 @@ PROGRAMS = {
     "regularizers": Branches("regularizers", recipes_weights.REGULARIZERS),
     "constraints": Branches("constraints", recipes_weights.CONSTRAINTS),
     "initializers": Branches("initializers", recipes_weights.INITIALIZERS),
+    "inner graphs": Branches("programs", GRAPHS),
+    "models": Alone(
+        "programs",
+        {
+            **dict.fromkeys(own_models.MODELS, own_models.seen_of),
+            "int8 after training": own_models.quantized,
+            "resume in mid-epoch": resumed,
+        },
+        {"mixed precision": "half", "int8 after training": "half"},
+    ),
     "callbacks": Effects("callbacks", CALLBACKS),
 }

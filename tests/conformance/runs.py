@@ -1,5 +1,6 @@
 """Trains, evaluates, predicts, saves and loads in a worker process, and returns plain values."""
 
+import dataclasses
 import gc
 import os
 import pathlib
@@ -17,12 +18,12 @@ EPOCHS = 2
 PACKAGE = str(pathlib.Path(tfdist_ext.__file__).parent)
 
 
-def run_items(place, program, items):
+def run_items(place, program, items, folder=""):
     """Returns item -> what was seen of it, or its error; what fails together is tried apart."""
     from tests.conformance.programs import PROGRAMS
 
     keras.config.set_floatx("float64")
-    return _tried(PLACES[place], PROGRAMS[program], tuple(items))
+    return _tried(dataclasses.replace(PLACES[place], folder=folder), PROGRAMS[program], tuple(items))
 
 
 def _tried(place, program, items):
