@@ -6,7 +6,7 @@ import json
 import sys
 import time
 
-from tests.conformance import sweep
+from tests.conformance import page, sweep
 from tests.conformance.catalogue import catalogue
 from tests.conformance.places import DISTRIBUTED, PLACES
 from tests.conformance.programs import PROGRAMS
@@ -18,7 +18,11 @@ def main():
     parser.add_argument("--places", nargs="+", default=list(DISTRIBUTED), choices=DISTRIBUTED)
     parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=list(PROGRAMS))
     parser.add_argument("--only", nargs="+", help="names of items")
+    parser.add_argument("--docs", action="store_true", help=f"write {page.PATH.name}, and run nothing")
     options = parser.parse_args()
+    if options.docs:
+        page.PATH.write_text(page.page())
+        return 0
     programs = {name: PROGRAMS[name] for name in options.programs}
     start = time.monotonic()
     log = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731

@@ -79,12 +79,15 @@ def same_elsewhere(differs, other, actual, precision):
 def _difference_of_runs(expected, actual, tolerance):
     """Says how two runs differ; how far a saved model is from itself must be nothing."""
     saved = actual.get("saved", {})
-    nothing = {
-        key: dict.fromkeys(value, 0.0) if isinstance(value, dict) else 0.0 for key, value in saved.items()
-    }
     actual = {key: value for key, value in actual.items() if key != "saved"}
     found = largest_difference(expected, actual, tolerance)
-    return found or largest_difference(nothing, saved, tolerance, "saved")
+    return found or largest_difference(_nothing(saved), saved, tolerance, "saved")
+
+
+def _nothing(values):
+    if isinstance(values, dict):
+        return {key: _nothing(value) for key, value in values.items()}
+    return np.zeros_like(values)
 
 
 def _refusal(entry, name, actual):

@@ -14,6 +14,9 @@ class _Matrix(keras.layers.Layer):
     def build(self, shape):
         self.matrix = self.add_weight(shape=(shape[-1], shape[-1]), initializer="orthogonal", name="matrix")
 
+    def compute_output_shape(self, shape):
+        return shape
+
     def step(self, x):
         return keras.ops.tanh(keras.ops.matmul(x, self.matrix))
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.conformance import page
 from tests.conformance.catalogue import catalogue
 from tests.conformance.known_differences import KNOWN, known
 from tests.conformance.places import DISTRIBUTED
@@ -37,3 +38,8 @@ def test_no_name_has_two_entries_for_one_place():
         for found in entries.values():
             places = [place for entry in found for place in entry.places]
             assert len(places) == len(set(places)) and set(places) <= set(DISTRIBUTED)
+
+
+def test_the_page_is_what_the_tables_say():
+    """Written by `python -m tests.conformance --docs`."""
+    assert page.PATH.read_text() == page.page()
