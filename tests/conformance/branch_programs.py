@@ -59,20 +59,27 @@ class Branches:
         def make():
             return branches.model_of(recipes, BranchLosses(items))
 
-        _, seen = runs.fitted(place, make, branches.arrays_of(recipes), saves=self.saves)
+        _, seen = runs.fitted(place, make, branches.arrays_of(recipes), evaluates=False, saves=self.saves)
         return {name: self._of_item(seen, name, index) for index, name in enumerate(items)}
 
     def _of_item(self, seen, name, index):
         columns = slice(index * branches.WIDTH, (index + 1) * branches.WIDTH)
         found = {key: own(seen[key], name) for key in ("initial", "weights", "optimizer")}
         found["history"] = seen["history"][name]
-        found["evaluation"] = seen["evaluation"][name]
-        found["predictions"] = seen["predictions"][:, columns]
+        if "predictions" in seen:
+            found["predictions"] = seen["predictions"][:, columns]
         if "saved" in seen:
-            saved = seen["saved"]
-            found["saved"] = {key: own(saved[key], name) for key in ("outside", "inside")}
-            found["saved"]["predictions"] = saved["predictions"][:, columns].max()
+            found["saved"] = saved_of(seen["saved"], name, lambda values: values[:, columns])
         return found
+
+
+def saved_of(saved, name, predictions_of):
+    """Returns how far one item of a model is from itself after loading."""
+    found = {key: own(saved[key], name) for key in ("outside", "inside")}
+    predictions = {
+        key: predictions_of(value) for key, value in saved.items() if key.startswith("predictions")
+    }
+    return {**found, **predictions}
 
 
 def own(values, name):

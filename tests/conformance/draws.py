@@ -29,6 +29,10 @@ class Draws:
     def items(self):
         return tuple(self.recipes)
 
+    def precision(self, name):
+        """Says in which precision a branch computes."""
+        return "single" if self.floatx == "float32" else "double"
+
     def run(self, place, items):
         keras.config.set_floatx(self.floatx)
         keras.backend.clear_session()

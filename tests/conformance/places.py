@@ -19,7 +19,7 @@ class Place:
         num_workers: Processes that run the program.
         devices: Logical devices of each.
         batches_a_step: How many batches of the dataset make one step.
-        saves: Whether models are saved and loaded there too.
+        thorough: Whether models also evaluate, predict, and are saved and loaded there.
         folder: An empty one that all its processes share.
     """
 
@@ -28,7 +28,7 @@ class Place:
     num_workers: int = 1
     devices: int = 3
     batches_a_step: int = 1
-    saves: bool = False
+    thorough: bool = False
     folder: str = ""
 
     def scope(self, strategy):
@@ -52,15 +52,15 @@ def _servers(policy):
 
 
 PLACES = {
-    "one device": Place("one device", lambda: None),
-    "mirrored 2": Place("`MirroredStrategy`, 2 devices", _mirrored(2), saves=True),
+    "one device": Place("one device", lambda: None, thorough=True),
+    "mirrored 2": Place("`MirroredStrategy`, 2 devices", _mirrored(2), thorough=True),
     "mirrored 3": Place("`MirroredStrategy`, 3 devices", _mirrored(3)),
     "workers": Place(
         "`MultiWorkerMirroredStrategy`, 2 workers",
         lambda: tfdist_ext.MultiWorkerMirroredStrategy(),
         num_workers=2,
         devices=1,
-        saves=True,
+        thorough=True,
     ),
     "rounds": Place(
         "`ParameterServerStrategy`, `Synchronous()`",
@@ -72,7 +72,7 @@ PLACES = {
         "`ParameterServerStrategy`, `BoundedStaleness(0)`",
         _servers(lambda: tfdist_ext.BoundedStaleness(0)),
         devices=1,
-        saves=True,
+        thorough=True,
     ),
 }
 DISTRIBUTED = tuple(name for name in PLACES if name != "one device")

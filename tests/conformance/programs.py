@@ -22,12 +22,8 @@ PROGRAMS = {
     "layers that prepare": Branches("layers", recipes_layers.PREPARING),
     "layers of images": Branches("layers", recipes_images.IMAGES),
     "noise": Branches("layers", recipes_images.NOISE),
-    "random images": Branches("layers", recipes_images.RANDOM_IMAGES, saves=False),
-    "random images in single precision": Branches(
-        "layers", recipes_images.SINGLE_IMAGES, saves=False, floatx="float32"
-    ),
-    "draws in single precision": Draws("draws", recipes_images.SINGLE_IMAGES, floatx="float32"),
-    "draws": Draws("draws", {**recipes_images.NOISE, **recipes_images.RANDOM_IMAGES}),
+    "draws": Draws("layers", {**recipes_images.NOISE, **recipes_images.RANDOM_IMAGES}),
+    "draws in single precision": Draws("layers", recipes_images.SINGLE_IMAGES, floatx="float32"),
     "losses": Losses("losses", recipes_scores.LOSSES),
     "metrics": Metrics("metrics", recipes_scores.METRICS, recipes_scores.OUTPUTS),
     "optimizers": Optimizers("optimizers", recipes_optimizers.OPTIMIZERS),

@@ -63,12 +63,12 @@ class Losses:
     def _of_item(self, seen, name):
         found = {key: branch_programs.own(seen[key], name) for key in ("initial", "weights", "optimizer")}
         for key in ("history", "evaluation"):
-            found[key] = seen[key].get(f"{name}_loss", seen[key]["loss"])
-        found["predictions"] = seen["predictions"][name]
+            if key in seen:
+                found[key] = seen[key].get(f"{name}_loss", seen[key]["loss"])
+        if "predictions" in seen:
+            found["predictions"] = seen["predictions"][name]
         if "saved" in seen:
-            saved = seen["saved"]
-            found["saved"] = {key: branch_programs.own(saved[key], name) for key in ("outside", "inside")}
-            found["saved"]["predictions"] = saved["predictions"][name].max()
+            found["saved"] = branch_programs.saved_of(seen["saved"], name, lambda values: values[name])
         return found
 
 
@@ -103,6 +103,10 @@ class Metrics:
 
         _, seen = runs.fitted(place, make, _arrays(wanted), saves=False)
         return {
-            item: {key: seen[key][f"{self.recipes[item][1]}_{item}"] for key in ("history", "evaluation")}
+            item: {
+                key: seen[key][f"{self.recipes[item][1]}_{item}"]
+                for key in ("history", "evaluation")
+                if key in seen
+            }
             for item in items
         }

@@ -26,16 +26,21 @@ class Job:
 
 
 def jobs_of(place, programs=PROGRAMS, only=None):
-    """Returns the jobs of a place: what has to be equal together, what is known to differ each for itself."""
+    """Returns the jobs of a place: many items together, and each for itself that is known to be refused."""
     jobs = []
     for name, program in programs.items():
         items = [item for item in program.items if not only or item in only]
-        apart = [item for item in items if known(place, program.family, item)]
+        apart = [item for item in items if _is_refused(place, program.family, item)]
         together = [item for item in items if item not in apart]
         size = program.items_a_group
         groups = [together[start : start + size] for start in range(0, len(together), size)]
         jobs += [Job(name, place, tuple(group)) for group in [*groups, *([item] for item in apart)]]
     return jobs
+
+
+def _is_refused(place, family, item):
+    entry = known(place, family, item)
+    return entry is not None and entry.kind == "refused"
 
 
 def run_job(pool, job, log=lambda text: None):
@@ -102,13 +107,13 @@ def _verdict(seen, place, family, name, programs):
 
 
 def _verdict_of_one(place, program, name, expected, actual, views):
-    if getattr(program, "statistical", False) and None not in (expected, actual):
-        return judge.verdict_on_draws(expected, actual)
     precision = getattr(program, "precision", lambda name: "double")(name)
     found = judge.verdict(place, program.family, name, expected, actual, precision)
     # The replicas of two workers and those of two devices are as many: they differ from one device alike.
     if place == "workers" and found.status == "differs" and "mirrored 2" in views:
         found = judge.same_elsewhere(found, views["mirrored 2"][0], actual, precision)
+    if found.status == "differs" and getattr(program, "statistical", False):
+        found = judge.alike_in_distribution(found, expected, actual)
     return found
 
 
