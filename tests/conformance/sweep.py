@@ -74,7 +74,17 @@ def run_all(places=DISTRIBUTED, programs=PROGRAMS, only=None, log=lambda text: N
             for item in job.items:
                 found = [result[item] for result in results if item in result]
                 seen.setdefault((job.program, item), {})[job.place] = found
+                if job.place in places:
+                    _say_what_is_wrong(seen, job, item, programs, log)
     return seen
+
+
+def _say_what_is_wrong(seen, job, item, programs, log):
+    verdict = _verdict(
+        seen, job.place, programs[job.program].family, item, {job.program: programs[job.program]}
+    )
+    if verdict.status in ("unjudged", "wrong"):
+        log(f"{PLACES[job.place].title}: {job.program}: {item} is {verdict.status}: {verdict.text[:500]}")
 
 
 def verdicts_of(seen, places=DISTRIBUTED, programs=PROGRAMS):
