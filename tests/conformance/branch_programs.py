@@ -70,6 +70,8 @@ class Branches:
             found["predictions"] = seen["predictions"][:, columns]
         if "saved" in seen:
             found["saved"] = saved_of(seen["saved"], name, lambda values: values[:, columns])
+            if not self.recipes[name].is_saved_as_it_is:
+                del found["saved"]["outside"], found["saved"]["inside"]
         return found
 
 

@@ -15,8 +15,8 @@ ROWS, STEPS = 12, 24
 class Draws:
     """Random layers as branches of a model without weights, on the same rows in every step.
 
-    Each branch gives the mean and the root of the mean square of a row. What is seen of it are the means of their
-    squares over the rows, one for each step.
+    Each branch gives a weighted mean and the root of the mean square of a row. What is seen of it are the means of
+    their squares over the rows, one for each step.
     """
 
     family: str
@@ -58,7 +58,9 @@ def _model(recipes):
         found = recipe.apply(recipe.make(name=name), [inputs[kind.name] for kind in recipe.inputs])
         found = keras.layers.Flatten(name=f"{name}__flatten")(keras.ops.cast(found, keras.config.floatx()))
         scale = 255.0 if recipe.inputs[0].kind == "images" else 1.0
-        mean = keras.ops.mean(found, axis=-1, keepdims=True) / scale
+        # Weights from 0 to 2: what only turns a picture shows too.
+        ramp = keras.ops.linspace(0.0, 2.0, found.shape[-1], dtype=found.dtype)
+        mean = keras.ops.mean(found * ramp, axis=-1, keepdims=True) / scale
         size = keras.ops.sqrt(keras.ops.mean(keras.ops.square(found), axis=-1, keepdims=True)) / scale
         outputs += [mean, size]
     model = keras.Model(inputs, keras.ops.concatenate(outputs, axis=-1))

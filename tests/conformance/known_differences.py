@@ -23,12 +23,14 @@ class Known:
         reason: A sentence for the page.
         places: Where.
         words: What the error must say, where it is refused.
+        only: Of what is compared, the part that may differ; everything where it is empty.
     """
 
     kind: str
     reason: str
     places: tuple[str, ...] = EVERYWHERE
     words: tuple[str, ...] = ()
+    only: str = ""
 
 
 def not_run(reason):
@@ -42,6 +44,15 @@ DRAWS = (
 PER_REPLICA = (
     "Mean and variance are those of each replica's rows, as in Keras' own distribution; `synchronized=True` takes "
     "them of all rows and is equal."
+)
+
+UNKNOWN_ROWS = "It is no mean and no sum over rows, and the workers of a round do not know each other's rows."
+A_BATCH_OF_ITS_OWN = (
+    "The workers of a round do not know each other's rows: each batch has its own mean and variance."
+)
+LOGS_OF_OUTPUTS = (
+    "Weights and the total loss are equal. The logged loss of a single output is one that Keras averages over batches "
+    "whatever their rows, and a round is several."
 )
 
 KNOWN = {
@@ -59,6 +70,21 @@ KNOWN = {
                 words=("SpectralNormalization",),
             )
         ],
+    },
+    "losses": {
+        name: [Known("refused", UNKNOWN_ROWS, ("rounds",), ("no mean and no sum",))]
+        for name in ("Circle", "Dice", "Tversky")
+    },
+    "programs": {
+        "BatchNormalization-synchronized": [Known("differs", A_BATCH_OF_ITS_OWN, ("rounds",))],
+        **{
+            f"{kind} inputs and outputs": [Known("differs", LOGS_OF_OUTPUTS, ("rounds",), only="history/")]
+            for kind in ("dict", "list", "tuple")
+        },
+        "ops.associative_scan": not_run(
+            "Keras 3.15 itself cannot build a model with it on one device: `as_list() is not defined on an unknown "
+            "TensorShape`."
+        ),
     },
     "callbacks": {
         "TensorBoard": not_run("Needs the package tensorboard."),

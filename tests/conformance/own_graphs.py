@@ -56,11 +56,6 @@ def scan(self, x):
 
 
 @_registered
-def associative_scan(self, x):
-    return keras.ops.associative_scan(lambda a, b: a * 0.5 + b, self.step(x), axis=1)
-
-
-@_registered
 def mapped(self, x):
     return keras.ops.map(lambda row: self.step(row[None])[0], x)
 
@@ -100,6 +95,7 @@ def gradient_as_output(self, x):
 
 
 def _with_lora(layer, tensors):
+    """Keras saves the sum of kernel and adapters, and begins new ones where it loads."""
     layer(tensors[0])
     layer.enable_lora(2)
     return layer(tensors[0])
@@ -115,7 +111,6 @@ GRAPHS = {
     "ops.cond": _of(cond),
     "ops.switch": _of(switch),
     "ops.scan": _of(scan),
-    "ops.associative_scan": _of(associative_scan),
     "ops.map": _of(mapped),
     "ops.vectorized_map": _of(vectorized_map),
     "keras.remat": _of(remat),
@@ -125,13 +120,19 @@ GRAPHS = {
     "BatchNormalization-synchronized": Branch(
         lambda name: keras.layers.BatchNormalization(synchronized=True, name=name)
     ),
-    "LoRA-Dense": Branch(lambda name: keras.layers.Dense(3, name=name), apply=_with_lora),
+    "LoRA-Dense": Branch(
+        lambda name: keras.layers.Dense(3, name=name), apply=_with_lora, is_saved_as_it_is=False
+    ),
     "LoRA-Embedding": Branch(
-        lambda name: keras.layers.Embedding(5, 3, name=name), (ids(4),), apply=_with_lora
+        lambda name: keras.layers.Embedding(5, 3, name=name),
+        (ids(4),),
+        apply=_with_lora,
+        is_saved_as_it_is=False,
     ),
     "LoRA-EinsumDense": Branch(
         lambda name: keras.layers.EinsumDense("abc,cd->abd", (6, 4), name=name),
         (normal(6, 4),),
         apply=_with_lora,
+        is_saved_as_it_is=False,
     ),
 }

@@ -50,7 +50,7 @@ WORDS = {"refused": "refused", "differs": "differ"}
 def names_of(family):
     """Returns all names of a family: of Keras, and of programs that stand for no class."""
     tried = [item for program in PROGRAMS.values() if program.family == family for item in program.items]
-    return sorted({*catalogue().get(family, ()), *tried})
+    return sorted({*catalogue().get(family, ()), *tried, *KNOWN.get(family, ())})
 
 
 def families():

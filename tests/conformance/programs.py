@@ -24,7 +24,7 @@ PROGRAMS = {
     "noise": Branches("layers", recipes_images.NOISE),
     "draws": Draws("layers", {**recipes_images.NOISE, **recipes_images.RANDOM_IMAGES}),
     "draws in single precision": Draws("layers", recipes_images.SINGLE_IMAGES, floatx="float32"),
-    "losses": Losses("losses", recipes_scores.LOSSES),
+    "losses": Losses("losses", recipes_scores.LOSSES, in_single_precision=("CTC",)),
     "metrics": Metrics("metrics", recipes_scores.METRICS, recipes_scores.OUTPUTS),
     "optimizers": Optimizers("optimizers", recipes_optimizers.OPTIMIZERS),
     "schedules": Optimizers("schedules", recipes_optimizers.SCHEDULES, saves=False),

@@ -23,6 +23,7 @@ class Branch:
         stem: Whether a Dense layer stands before it, so that gradients pass through it.
         adapt: Whether it is adapted to its rows before it is called.
         single: Whether it computes in single precision.
+        is_saved_as_it_is: Whether a loaded model has the weights of the saved one; else their predictions are equal.
     """
 
     make: Callable[..., Any]
@@ -31,6 +32,7 @@ class Branch:
     stem: bool = True
     adapt: bool = False
     single: bool = False
+    is_saved_as_it_is: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ def _model(place, optimizer=None):
     keras.backend.clear_session()
     keras.utils.set_random_seed(11)
     with place.scope(place.make()):
-        return recipes_optimizers.network(optimizer or keras.optimizers.SGD(0.1), ["mae"])
+        return recipes_optimizers.network(optimizer() if optimizer else keras.optimizers.SGD(0.1), ["mae"])
 
 
 def _fit(place, model, callbacks, epochs=3, arrays=None, **arguments):
@@ -42,7 +42,7 @@ def _plainly(make, optimizer=None, **arguments):
     """Returns a recipe for a callback whose effect is on weights and logs."""
 
     def run(place):
-        model = _model(place, optimizer and optimizer())
+        model = _model(place, optimizer)
         return _seen(
             model, _fit(place, model, [make()], **arguments), rate=model.optimizer.learning_rate.numpy()
         )
@@ -126,8 +126,8 @@ def _checkpointed(place, folder):
     saving = keras.callbacks.ModelCheckpoint(str(folder / "{epoch}.keras"), monitor="loss")
     history = _fit(place, model, [saving])
     files = sorted(os.listdir(folder))
-    saved = {name: runs.variables_of(keras.models.load_model(folder / name)) for name in files}
-    return _seen(model, history, saved=saved)
+    written = {name: runs.variables_of(keras.models.load_model(folder / name)) for name in files}
+    return _seen(model, history, written=written)
 
 
 def _printed(place):

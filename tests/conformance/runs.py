@@ -83,7 +83,7 @@ def optimizer_of(model):
     """Returns the optimizer's variables: those that belong to weights under the weights' paths."""
     found, paths = {}, [v.path for v in model.trainable_variables]
     for index, variable in enumerate(model.optimizer.variables):
-        owner = next((p for p in paths if p.replace("/", "_") in variable.path), "optimizer")
+        owner = next((p for p in paths if f"/{p.replace('/', '_')}" in variable.path), "optimizer")
         found[f"{owner}/{index}"] = np.asarray(variable.numpy())
     return found
 
@@ -123,7 +123,8 @@ def _called(model, data):
 
 
 def _far(found, predictions):
-    return plain(keras.tree.map_structure(lambda a, b: np.abs(np.asarray(a) - b), found, predictions))
+    # What is loaded may give a list for a tuple.
+    return keras.tree.map_structure(lambda a, b: np.abs(a - b), plain(found), plain(predictions))
 
 
 def _apart(model, loaded):

@@ -42,10 +42,15 @@ class Losses:
     family: str
     recipes: dict
     items_a_group: int = 30
+    in_single_precision: tuple[str, ...] = ()
 
     @property
     def items(self):
         return tuple(self.recipes)
+
+    def precision(self, name):
+        """Says in which precision a loss computes."""
+        return "single" if name in self.in_single_precision else "double"
 
     def run(self, place, items):
         wanted = {name: self.recipes[name][1] for name in items}
@@ -58,6 +63,9 @@ class Losses:
             return model
 
         _, seen = runs.fitted(place, make, _arrays(wanted))
+        if place.batches_a_step > 1:
+            # What Keras logs for one of several outputs is averaged over batches, whatever their rows.
+            del seen["history"]
         return {name: self._of_item(seen, name) for name in items}
 
     def _of_item(self, seen, name):
