@@ -95,7 +95,7 @@ def gradient_as_output(self, x):
 
 
 def _with_lora(layer, tensors):
-    """Keras saves the sum of kernel and adapters, and begins new ones where it loads."""
+    """Keras saves the sum of kernel and adapters and begins new ones where it loads; they are of single precision."""
     layer(tensors[0])
     layer.enable_lora(2)
     return layer(tensors[0])
@@ -121,18 +121,20 @@ GRAPHS = {
         lambda name: keras.layers.BatchNormalization(synchronized=True, name=name)
     ),
     "LoRA-Dense": Branch(
-        lambda name: keras.layers.Dense(3, name=name), apply=_with_lora, is_saved_as_it_is=False
+        lambda name: keras.layers.Dense(3, name=name), apply=_with_lora, is_saved_as_it_is=False, single=True
     ),
     "LoRA-Embedding": Branch(
         lambda name: keras.layers.Embedding(5, 3, name=name),
         (ids(4),),
         apply=_with_lora,
         is_saved_as_it_is=False,
+        single=True,
     ),
     "LoRA-EinsumDense": Branch(
         lambda name: keras.layers.EinsumDense("abc,cd->abd", (6, 4), name=name),
         (normal(6, 4),),
         apply=_with_lora,
         is_saved_as_it_is=False,
+        single=True,
     ),
 }
