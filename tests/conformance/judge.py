@@ -25,7 +25,7 @@ from tests.conformance.known_differences import known
 TOLERANCE = 1e-9
 TOLERANCES = {"double": TOLERANCE, "single": 3e-5, "half": 9e-3}
 
-LATER = ("evaluation", "predictions", "history")
+LATER = ("evaluation", "predictions", "logs of outputs")
 """What not all places show: see `runs.fitted` and `score_programs`."""
 
 

@@ -9,7 +9,8 @@ from tests.conformance import branches, recipes_layers, runs
 from tests.conformance.branch_programs import BranchLosses
 from tests.ps_training.checkpoint_programs import trained
 
-BRANCHES = ("Dense", "LSTM", "Embedding", "Normalization", "Conv2D", "StringLookup")
+# No Embedding: where an id is repeated Adam differs from one device, which README says.
+BRANCHES = ("Dense", "LSTM", "Normalization", "Conv2D", "StringLookup")
 STEPS = 4
 """Of six: the second epoch has begun."""
 

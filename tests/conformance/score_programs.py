@@ -70,9 +70,9 @@ class Losses:
 
     def _of_item(self, seen, name):
         found = {key: branch_programs.own(seen[key], name) for key in ("initial", "weights", "optimizer")}
-        for key in ("history", "evaluation"):
+        for key, title in (("history", "logs of outputs"), ("evaluation", "evaluation")):
             if key in seen:
-                found[key] = seen[key].get(f"{name}_loss", seen[key]["loss"])
+                found[title] = seen[key].get(f"{name}_loss", seen[key]["loss"])
         if "predictions" in seen:
             found["predictions"] = seen["predictions"][name]
         if "saved" in seen:

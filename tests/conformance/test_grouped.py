@@ -9,8 +9,6 @@ from tests.conformance.programs import PROGRAMS
 
 CHOSEN = {
     "layers": ("Dense", "Conv2D", "Embedding"),
-    "layers of sequences": ("LSTM",),
-    "layers that prepare": ("StringLookup",),
     "losses": ("CategoricalCrossentropy", "Dice", "Huber"),
     "metrics": ("AUC", "Mean", "MeanIoU", "F1Score", "R2Score", "Precision"),
     "optimizers": ("Adam",),
@@ -18,7 +16,6 @@ CHOSEN = {
     "regularizers": ("L1L2",),
     "constraints": ("MaxNorm",),
     "initializers": ("Orthogonal",),
-    "inner graphs": ("ops.while_loop",),
     "callbacks": ("EarlyStopping",),
 }
 
