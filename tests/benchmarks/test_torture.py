@@ -1,9 +1,12 @@
 """Six kills, three of each kind of job: nothing is lost. And what would be lost is seen."""
 
+import pytest
+
 from benchmarks import torture
 from benchmarks.torture_train import NUM_ROWS
 
 
+@pytest.mark.sweep
 def test_six_kills(tmp_path):
     for result in torture.run(num_kills=6, seed=20, folder=tmp_path):
         assert result["problems"] == []

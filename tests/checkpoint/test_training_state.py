@@ -53,6 +53,23 @@ def test_objects_of_the_user_and_the_streams_of_python_and_numpy(tmp_path):
     assert (random.random(), np.random.rand()) == expected[:2]
 
 
+def test_tables_of_a_layer_that_was_adapted(tmp_path):
+    """A lookup table is one object with two tensors; an adapted StringLookup counts its words in one."""
+
+    def make():
+        layer = keras.layers.StringLookup()
+        layer.adapt(np.array([["red", "blue"], ["red", "green"]]))
+        return jobs.manager(tmp_path, state_arguments={"lookup": layer}), layer
+
+    first, layer = make()
+    layer.token_counts.insert(tf.constant(["red"]), tf.constant([7], tf.int64))
+    first.restore_or_initialize()
+    first.save(3, wait=True)
+    second, layer = make()
+    assert second.restore_or_initialize().step == 3
+    assert int(layer.token_counts.lookup(tf.constant(["red"]))[0]) == 7
+
+
 def test_a_metric_of_no_model(tmp_path):
     def make():
         mean = keras.metrics.Mean()

@@ -11,6 +11,7 @@ def test_c1_c9_c10_c11_one_device_with_all_that_is_random_or_counted():
     assert_resumes_exactly(resume_programs.one_device, k=15, n=9)
 
 
+@pytest.mark.sweep
 def test_c11_cut_between_two_epochs():
     assert_resumes_exactly(resume_programs.noise_in_the_pipeline, k=11, n=12)
 
@@ -19,10 +20,12 @@ def test_c9_a_generator_in_the_pipeline_is_replayed():
     assert_resumes_exactly(resume_programs.noise_in_the_pipeline, k=14, n=4)
 
 
+@pytest.mark.sweep
 def test_epochs_longer_and_shorter_than_a_pass():
     assert_resumes_exactly(resume_programs.one_device, k=9, n=12, fit={"steps_per_epoch": 7})
 
 
+@pytest.mark.sweep
 def test_data_of_unknown_length():
     # 11 batches a pass: the cut is in the second pass, what follows reaches into the fourth.
     assert_resumes_exactly(resume_programs.unknown_length, k=15, n=22)
@@ -36,6 +39,7 @@ def test_c11_two_workers_with_compressed_gradients():
     assert_resumes_exactly(resume_programs.two_workers, k=14, n=9, num_workers=2)
 
 
+@pytest.mark.sweep
 def test_a_custom_loop():
     assert_resumes_exactly(resume_programs.custom_loop, k=14, n=9)
 

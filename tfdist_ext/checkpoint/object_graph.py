@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 Spec = tuple[str, tuple[int, ...]]
@@ -109,6 +109,24 @@ def matched(saved, here) -> dict[str, str]:
                 if attribute.name in saved_keys:
                     keys[attribute.checkpoint_key] = saved_keys[attribute.name]
     return keys
+
+
+def with_parts(matched: Mapping[str, str], keys: Collection[str]) -> dict[str, str]:
+    """Returns what was matched, by the keys of the tensors.
+
+    A lookup table has one key in the graph of objects and a tensor for each end of it: `table` is `table-keys` and
+    `table-values`.
+
+    Args:
+        matched: What `matched` returned.
+        keys: Those of all tensors of the program.
+    """
+    found = {key: saved for key, saved in matched.items() if key in keys}
+    for key in keys:
+        owner, dash, part = key.rpartition("-")
+        if key not in found and dash and owner in matched:
+            found[key] = f"{matched[owner]}-{part}"
+    return found
 
 
 def _partners(saved, here) -> dict[int, set[int]]:

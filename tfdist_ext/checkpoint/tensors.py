@@ -186,7 +186,8 @@ class VariableList:
         """Gives all variables that a file has their values; see `restore`."""
         targets: list[tuple[str, str, tf.Variable]] = []
         others: dict[int, tuple[Any, dict[str, str]]] = {}
-        for key, saved_key in object_graph.matched(saved_graph(prefix), self.graph).items():
+        matched = object_graph.matched(saved_graph(prefix), self.graph)
+        for key, saved_key in object_graph.with_parts(matched, self._values).items():
             trackable, _ = self._values[key]
             stored = compat.stored_variables(trackable)
             if any((key, slice_spec) in self._on_servers.keys for slice_spec in stored):
