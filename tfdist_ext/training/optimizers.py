@@ -212,9 +212,8 @@ def dispatch_pairs(original):
         frame = frames.current_frame()
         strategy = strategy_outside_of_replicas()
         if strategy is not None:
-            return apply_everywhere(
-                strategy, self, *zip(*grads_and_vars, strict=True), method="apply_gradients"
-            )
+            gradients, variables = zip(*grads_and_vars, strict=True)
+            return apply_everywhere(strategy, self, gradients, variables, method="apply_gradients")
         if frame is None or (frame.num_slots == 1 and frame.recorder is None):
             return original(self, grads_and_vars, **kwargs)
         gradients, variables = zip(*grads_and_vars, strict=True)
