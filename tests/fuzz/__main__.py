@@ -9,7 +9,6 @@ import time
 from tests.fuzz import script
 from tests.fuzz.running import Runner
 from tests.fuzz.searching import Search
-from tfdist_ext.testing import WorkerPool
 
 STRATEGIES = ("mirrored", "servers", "workers")
 
@@ -30,9 +29,9 @@ def main(arguments=None):
             log.write(json.dumps({**line, "program": dataclasses.asdict(program)}) + "\n")
             log.flush()
 
-    with WorkerPool() as pool:
+    with Runner() as runner:
         search = Search(
-            Runner(pool).verdict,
+            runner.verdict,
             options.seed,
             options.seconds,
             options.strategies,

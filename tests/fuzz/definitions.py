@@ -34,9 +34,10 @@ class MovingMean(keras.layers.Layer):
         self.mean = self.add_weight(name="mean", shape=(shape[-1],), initializer="zeros", trainable=False)
 
     def call(self, x, training=False):
+        outputs = x - self.mean
         if training:
             self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
-        return x - self.mean
+        return outputs
 ''',
     "Loop": '''
 class Loop(keras.layers.Layer):

@@ -192,7 +192,10 @@ def _training(program):
     if program.input == "generator":
         return (
             f"tf.data.Dataset.from_generator(lambda: iter({sliced}),\n"
-            f"        output_signature={sliced}.element_spec).batch(step_rows){repeat}"
+            f"        output_signature={sliced}.element_spec\n"
+            "    # On one device Keras counts the end of a dataset of unknown length as a step of the optimizer.\n"
+            f"    ).apply(lambda rows: rows if strategy else rows.apply(tf.data.experimental.assert_cardinality(\n"
+            f"        {program.rows}))).batch(step_rows){repeat}"
         )
     return f"{sliced}.batch(step_rows){repeat}"
 
@@ -222,7 +225,7 @@ def _actions(program):
     evaluate = "evaluated.append(model.evaluate(**evaluation_arrays, batch_size=batch_size, verbose=0, return_dict=True))"
     predict = 'predicted.append(model.predict(evaluation_arrays["x"], batch_size=batch_size, verbose=0))'
     if program.before == "train_on_batch":
-        lines.append("seen.append(model.train_on_batch(**arrays(step_rows, 3, noise), return_dict=True))")
+        lines.append("seen.append(model.train_on_batch(**arrays(batch_size, 3, noise), return_dict=True))")
     elif program.before == "evaluate":
         lines.append(evaluate)
     elif program.before == "predict":
