@@ -18,14 +18,20 @@ def main(arguments=None):
     parser.add_argument("--seconds", type=float, default=300.0, help="how long to draw programs")
     parser.add_argument("--seed", type=int, default=0, help="which programs are drawn")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
-    parser.add_argument("--shrink-seconds", type=float, default=90.0, help="how long to shrink one difference")
+    parser.add_argument(
+        "--shrink-seconds", type=float, default=90.0, help="how long to shrink one difference"
+    )
     parser.add_argument("--log", help="file to which a line of JSON is added for each program")
     options = parser.parse_args(arguments)
     start, log = time.monotonic(), open(options.log, "a") if options.log else None
 
     def note(program, verdict):
         if log:
-            line = {"seconds": round(time.monotonic() - start, 1), "verdict": verdict.kind, "text": verdict.text}
+            line = {
+                "seconds": round(time.monotonic() - start, 1),
+                "verdict": verdict.kind,
+                "text": verdict.text,
+            }
             log.write(json.dumps({**line, "program": dataclasses.asdict(program)}) + "\n")
             log.flush()
 

@@ -1,19 +1,19 @@
 """Classes and functions that programs use; those that a program names are printed with it."""
 
 DEFINITIONS = {
-    "MeanLoss": '''
+    "MeanLoss": """
 class MeanLoss(keras.layers.Layer):
     def call(self, x):
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
         return x
-''',
-    "SumLoss": '''
+""",
+    "SumLoss": """
 class SumLoss(keras.layers.Layer):
     def call(self, x):
         self.add_loss(0.1 * keras.ops.sum(keras.ops.square(x)))
         return x
-''',
-    "Counting": '''
+""",
+    "Counting": """
 class Counting(keras.layers.Layer):
     def build(self, shape):
         def state(name, dtype):
@@ -27,8 +27,8 @@ class Counting(keras.layers.Layer):
             self.steps.assign(self.steps + 1)
             self.total.assign(self.total + keras.ops.sum(x))
         return x
-''',
-    "MovingMean": '''
+""",
+    "MovingMean": """
 class MovingMean(keras.layers.Layer):
     def build(self, shape):
         self.mean = self.add_weight(name="mean", shape=(shape[-1],), initializer="zeros", trainable=False)
@@ -38,8 +38,8 @@ class MovingMean(keras.layers.Layer):
         if training:
             self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
         return outputs
-''',
-    "Loop": '''
+""",
+    "Loop": """
 class Loop(keras.layers.Layer):
     def build(self, shape):
         self.scale = self.add_weight(name="scale", shape=(shape[-1],), initializer="ones")
@@ -48,41 +48,41 @@ class Loop(keras.layers.Layer):
         return keras.ops.while_loop(
             lambda i, y: i < 3, lambda i, y: (i + 1, keras.ops.tanh(y * self.scale)), (0, x)
         )[1]
-''',
-    "doubled_gradient": '''
+""",
+    "doubled_gradient": """
 @tf.custom_gradient
 def doubled_gradient(x):
     return tf.tanh(x), lambda upstream: 2.0 * upstream
-''',
-    "root_of_mean": '''
+""",
+    "root_of_mean": """
 def root_of_mean(targets, outputs):
     return keras.ops.sqrt(keras.ops.mean(keras.ops.square(targets - outputs)) + 0.01)
-''',
-    "sum_over_four": '''
+""",
+    "sum_over_four": """
 def sum_over_four(targets, outputs):
     return keras.ops.sum(keras.ops.square(targets - outputs)) / 4.0
-''',
-    "in_batch_negatives": '''
+""",
+    "in_batch_negatives": """
 def in_batch_negatives(targets, outputs):
     scores = keras.ops.matmul(outputs, keras.ops.transpose(targets))
     return -keras.ops.diagonal(keras.ops.log_softmax(scores))
-''',
-    "mean_of_columns": '''
+""",
+    "mean_of_columns": """
 def mean_of_columns(targets, outputs):
     return keras.ops.sqrt(keras.ops.mean(keras.ops.square(targets - outputs), axis=0) + 0.1)
-''',
-    "largest_error": '''
+""",
+    "largest_error": """
 def largest_error(targets, outputs):
     return keras.ops.max(keras.ops.abs(targets - outputs), axis=-1)
-''',
-    "RatioOfSums": '''
+""",
+    "RatioOfSums": """
 class RatioOfSums(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         weight = 1.0 if sample_weight is None else keras.ops.reshape(sample_weight, (-1, 1))
         total = keras.ops.sum(weight * keras.ops.square(y_true - y_pred))
         return total / keras.ops.sum(weight * (1.0 + y_true) + 0.1)
-''',
-    "Rows": '''
+""",
+    "Rows": """
 class Rows(keras.utils.PyDataset):
     def __init__(self, arrays, batch_size):
         super().__init__()
@@ -94,10 +94,10 @@ class Rows(keras.utils.PyDataset):
     def __getitem__(self, index):
         part = slice(index * self.batch_size, (index + 1) * self.batch_size)
         return tuple(keras.tree.map_structure(lambda array: array[part], one) for one in self.arrays)
-''',
+""",
 }
 
-_STEP = '''
+_STEP = """
 class OwnModel(keras.Model):
     def train_step(self, data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -107,7 +107,7 @@ class OwnModel(keras.Model):
         gradients = tape.gradient(loss, self.trainable_variables)
         {apply}
         return {{"loss": loss}}
-'''
+"""
 _APPLY = "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))"
 
 
@@ -132,10 +132,10 @@ STEPS = {
         "loss = tf.reduce_mean(tf.square(y - outputs))",
         "gradients = [tf.clip_by_norm(gradient, 0.1) for gradient in gradients]\n        " + _APPLY,
     ),
-    "own compute_loss": '''
+    "own compute_loss": """
 class OwnModel(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss = super().compute_loss(x, y, y_pred, sample_weight)
         return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
-''',
+""",
 }

@@ -60,7 +60,10 @@ def _model(draw):
 
 def _loss(draw, fields):
     target, one = fields["target"], fields["outputs"] == "one"
-    loss = {"loss": draw(st.sampled_from(parts.LOSSES[target])), "metrics": draw(_some(parts.METRICS[target], 2))}
+    loss = {
+        "loss": draw(st.sampled_from(parts.LOSSES[target])),
+        "metrics": draw(_some(parts.METRICS[target], 2)),
+    }
     loss["sample_weight"] = draw(st.sampled_from(["", "", "positive", "zeros"]))
     if loss["sample_weight"]:
         # One number for a batch cannot be weighted by rows.

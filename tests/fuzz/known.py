@@ -2,9 +2,6 @@
 
 import re
 
-_RECURRENT = ("lstm", "gru", "bidirectional", "masked", "loop")
-_ADDS_UP_BY_ROWS = ("Adam", "Adagrad")
-
 
 def _in_rounds(program):
     return program.batches_in_a_step > 1
@@ -31,6 +28,15 @@ DIFFERENCES = (
         ),
         "repeated ids of an embedding are summed into one row of the gradient (README)",
     ),
+    (
+        lambda program: (
+            program.outputs != "one"
+            and program.input in ("arrays", "sequence")
+            and _in_rounds(program)
+            and program.rows % (program.batch_size * program.batches_in_a_step) != 0
+        ),
+        "Keras weights the logged losses of outputs by rows only where all batches have one static size",
+    ),
 )
 
 # (which programs, words of the error, reason).
@@ -46,4 +52,6 @@ def difference(program):
 
 def refusal(program, error):
     """Returns why a program is refused with these words, or None."""
-    return next((reason for which, words, reason in REFUSALS if which(program) and re.search(words, error)), None)
+    return next(
+        (reason for which, words, reason in REFUSALS if which(program) and re.search(words, error)), None
+    )

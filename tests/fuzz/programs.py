@@ -109,3 +109,14 @@ def parts_of(program):
 def contains(program, smaller):
     """Returns True where a program has every part of a smaller one: a fault of that shows in it too."""
     return parts_of(smaller) <= parts_of(program)
+
+
+def simpler(program):
+    """Yields programs that have one field at its default, or one part of a field less."""
+    for field in dataclasses.fields(program):
+        value = getattr(program, field.name)
+        if value != field.default:
+            yield dataclasses.replace(program, **{field.name: field.default})
+        if isinstance(value, tuple) and len(value) > 1 and field.name != "loss_weights":
+            for index in range(len(value)):
+                yield dataclasses.replace(program, **{field.name: value[:index] + value[index + 1 :]})

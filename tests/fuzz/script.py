@@ -48,7 +48,7 @@ def run(strategy, batch_size, step_rows, noise=0.0):
     }}
 '''
 
-_MAIN = '''
+_MAIN = """
 
 if __name__ == "__main__":
     {strategy}
@@ -58,7 +58,7 @@ if __name__ == "__main__":
         print(name, "\\n  distributed", distributed[name], "\\n  one device ", alone[name])
     assert len(flat[0]) == len(flat[1])
     print("largest difference", max(np.max(np.abs(np.subtract(a, b)), initial=0.0) for a, b in zip(*flat)))
-'''
+"""
 
 _STRATEGIES = {
     "mirrored": (
@@ -66,7 +66,7 @@ _STRATEGIES = {
         "[tf.config.LogicalDeviceConfiguration()] * {replicas}\n    )\n    "
         'strategy = tfdist_ext.MirroredStrategy([f"CPU:{{i}}" for i in range({replicas})])'
     ),
-    "workers": "strategy = tfdist_ext.MultiWorkerMirroredStrategy()  # tfdist-ext run --workers {replicas} -- python ...",
+    "workers": "strategy = tfdist_ext.MultiWorkerMirroredStrategy()  # tfdist-ext run --workers {replicas} -- ...",
     "servers": (
         "cluster = tfdist_ext.cluster.in_process(num_workers={replicas}, num_ps={servers})\n    "
         "strategy = tfdist_ext.ParameterServerStrategy(cluster, update_policy=tfdist_ext.{policy})"
@@ -129,7 +129,9 @@ def _compile(program):
     rate = f"learning_rate={program.rate}"
     optimizer = f"keras.optimizers.{program.optimizer}({', '.join([rate, *program.options])})"
     if program.loss_scale:
-        optimizer = f"keras.optimizers.LossScaleOptimizer({optimizer}, initial_scale=8.0, dynamic_growth_steps=2)"
+        optimizer = (
+            f"keras.optimizers.LossScaleOptimizer({optimizer}, initial_scale=8.0, dynamic_growth_steps=2)"
+        )
     arguments = [f"optimizer={optimizer}"]
 
     def for_outputs(first, second):
@@ -188,7 +190,8 @@ def _training(program):
     if program.input == "sequence":
         return "Rows(tuple(training_arrays.values()), step_rows), shuffle=False"
     if program.input == "python generator":
-        return "(Rows(tuple(training_arrays.values()), step_rows)[i % len(Rows(tuple(training_arrays.values()), step_rows))] for i in range(10**6))"
+        rows = "Rows(tuple(training_arrays.values()), step_rows)"
+        return f"({rows}[i % len({rows})] for i in range(10**6))"
     if program.input == "generator":
         return (
             f"tf.data.Dataset.from_generator(lambda: iter({sliced}),\n"
@@ -207,7 +210,9 @@ def _fit(program):
     if program.class_weight:
         arguments.append("class_weight={0: 0.5, 1: 1.0, 2: 3.0}")
     if program.validation == "arrays":
-        arguments.append("validation_data=tuple(evaluation_arrays.values()), validation_batch_size=batch_size")
+        arguments.append(
+            "validation_data=tuple(evaluation_arrays.values()), validation_batch_size=batch_size"
+        )
     elif program.validation == "dataset":
         arguments.append(
             "validation_data=tf.data.Dataset.from_tensor_slices(tuple(evaluation_arrays.values())).batch(batch_size)"
@@ -222,7 +227,10 @@ def _fit(program):
 
 def _actions(program):
     lines = []
-    evaluate = "evaluated.append(model.evaluate(**evaluation_arrays, batch_size=batch_size, verbose=0, return_dict=True))"
+    evaluate = (
+        "evaluated.append(model.evaluate(\n"
+        "        **evaluation_arrays, batch_size=batch_size, verbose=0, return_dict=True))"
+    )
     predict = 'predicted.append(model.predict(evaluation_arrays["x"], batch_size=batch_size, verbose=0))'
     if program.before == "train_on_batch":
         lines.append("seen.append(model.train_on_batch(**arrays(batch_size, 3, noise), return_dict=True))")

@@ -84,10 +84,16 @@ class Search:
 
         try:
             attempt()
-        except _Differs:
+        except (_Differs, hypothesis.errors.Flaky):
+            smallest = self._without_what_does_not_matter(smallest)
             self.findings.append((smallest, self._verdicts[smallest]))
-        except hypothesis.errors.Flaky:
-            self.findings.append((smallest, self._verdicts[smallest]))
+
+    def _without_what_does_not_matter(self, program):
+        """Goes on where hypothesis stopped, field by field."""
+        for candidate in programs.simpler(program):
+            if not known.difference(candidate) and self._tried(candidate).is_finding:
+                return self._without_what_does_not_matter(candidate)
+        return program
 
     def _tried(self, program):
         from tests.fuzz.running import Verdict

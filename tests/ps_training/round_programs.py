@@ -93,11 +93,15 @@ def masked_losses(cluster):
     }
     losses = {
         "ignored class": lambda: keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
-        "sum of weights": lambda: keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight"),
+        "sum of weights": lambda: keras.losses.SparseCategoricalCrossentropy(
+            reduction="mean_with_sample_weight"
+        ),
     }
 
     def make(name):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax", kernel_regularizer="l2")])
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(3, "softmax", kernel_regularizer="l2")]
+        )
         model.compile(keras.optimizers.Adam(0.05), losses[name]())
         return model
 

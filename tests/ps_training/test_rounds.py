@@ -19,7 +19,7 @@ def test_f19_mixtures_of_means_sums_and_masks_in_rounds(chief):
 
 
 def test_the_logged_loss_of_a_ragged_round_whose_loss_has_a_denominator_of_its_own(chief):
-    """Rounds of batches of two, the last of two and one: sets count by their denominators, the loss of a step by its rows."""
+    """The last round has two rows and one: sets count by their denominators, the loss of a step by its rows."""
     _assert_small(chief(programs.masked_losses))
 
 

@@ -53,7 +53,7 @@ class SetLayout:
         wire_dtype: Dtype in which gradients travel, or None.
         ways: By id of a variable how what the sets of a round assign to it combines, where that is known: as in
             `step_trial.Verdict.updates` or `Frame.ways`.
-        rows: Scalar float64 tensor, rows of the batch, where something in `ways` needs them and they are not its weight.
+        rows: Scalar float64 tensor, rows of the batch, where `ways` needs them and they are not the weight.
 
     Attributes:
         tensors: The tensors to send, only while compute is traced.
