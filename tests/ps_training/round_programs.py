@@ -82,6 +82,35 @@ def _sum():
     return keras.losses.MeanSquaredError(reduction="sum")
 
 
+def masked_losses(cluster):
+    """Returns, by loss with a denominator of its own, the difference from one device."""
+    keras.config.set_floatx("float64")
+    x, _ = oracle.regression_data(ROWS)
+    ignored = np.arange(ROWS)[:, None] % 3 * (np.arange(ROWS)[:, None] > 2)
+    data = {
+        "ignored class": (x, ignored),
+        "sum of weights": (x, ignored, np.linspace(0.5, 2.0, ROWS)),
+    }
+    losses = {
+        "ignored class": lambda: keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
+        "sum of weights": lambda: keras.losses.SparseCategoricalCrossentropy(
+            reduction="mean_with_sample_weight"
+        ),
+    }
+
+    def make(name):
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(3, "softmax", kernel_regularizer="l2")]
+        )
+        model.compile(keras.optimizers.Adam(0.05), losses[name]())
+        return model
+
+    return {
+        name: _difference(functools.partial(make, name), data[name], models.strategy(cluster, "synchronous"))
+        for name in losses
+    }
+
+
 MIXTURES = {
     "a mean and Dice": (lambda: ("mse", keras.losses.Dice()), (None, None)),
     "a mask and a sum": (lambda: ("mse", _sum()), (0.0, None)),

@@ -18,6 +18,11 @@ def test_f19_mixtures_of_means_sums_and_masks_in_rounds(chief):
     _assert_small(chief(programs.mixtures))
 
 
+def test_the_logged_loss_of_a_ragged_round_whose_loss_has_a_denominator_of_its_own(chief):
+    """The last round has two rows and one: sets count by their denominators, the loss of a step by its rows."""
+    _assert_small(chief(programs.masked_losses))
+
+
 def test_f19_steps_by_hand_of_any_kind_in_rounds(chief):
     _assert_small(chief(programs.steps_by_hand))
 

@@ -53,6 +53,7 @@ class SetLayout:
         wire_dtype: Dtype in which gradients travel, or None.
         ways: By id of a variable how what the sets of a round assign to it combines, where that is known: as in
             `step_trial.Verdict.updates` or `Frame.ways`.
+        rows: Scalar float64 tensor, rows of the batch, where `ways` needs them and they are not the weight.
 
     Attributes:
         tensors: The tensors to send, only while compute is traced.
@@ -61,7 +62,7 @@ class SetLayout:
         packing: How they travel.
     """
 
-    def __init__(self, recorder, scope, pulled: Pulled, logs, weight, wire_dtype=None, ways=None):
+    def __init__(self, recorder, scope, pulled: Pulled, logs, weight, wire_dtype=None, ways=None, rows=None):
         self.tensors: list[tf.Tensor] = []
         self._devices: list[str] = []
         self.applications = [(a.optimizer, list(a.variables)) for a in recorder.applications]
@@ -79,6 +80,7 @@ class SetLayout:
         self.updates = [self._add_update(v, scope, pulled) for v in scope.assigned.values()]
         self.logs = self._plan_logs(recorder, logs)
         self.weight_position = self._add(weight, FIRST_PS)
+        self.rows_position = self.weight_position if rows is None else self._add(rows, FIRST_PS)
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.tensors]
         # Gradients may be rounded on the way; counts and statistics are sums that must not be.
         shortened = [wire_dtype if index < num_gradients else None for index in range(len(specs))]
@@ -207,6 +209,7 @@ class ReceivedSet:
         self.layout = layout
         self.tensors = list(tensors)
         self.weight = tensors[layout.weight_position]
+        self.rows = tensors[layout.rows_position]
 
     def gradient(self, application: int, index: int) -> list:
         """Returns the gradient of a variable: for each shard a tensor or `tf.IndexedSlices` with local rows."""

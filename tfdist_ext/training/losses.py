@@ -137,6 +137,11 @@ def are_all_sums(frame) -> bool:
     return {kind for kind, _ in frame.reductions} == {"sum"}
 
 
+def has_own_weight(frame) -> bool:
+    """Returns True where the one loss of a set has a denominator of its own, by which the set counts in its round."""
+    return [kind for kind, _ in frame.reductions] == ["own"]
+
+
 def that_need_other_sets(frame) -> str | None:
     """Names the losses that no weight of the sets of a round makes those of the whole batch; None if there are none."""
     kinds = [kind for kind, _ in frame.reductions]
@@ -153,8 +158,7 @@ def weight_of_set(frame, num_rows):
         frame: Frame in which its losses were reduced.
         num_rows: Scalar, rows of its batch.
     """
-    kinds = {kind for kind, _ in frame.reductions}
-    if kinds == {"own"} and len(frame.reductions) == 1:
+    if has_own_weight(frame):
         return tf.cast(tf.stop_gradient(frame.reductions[0][1]), tf.float64)
     return tf.cast(num_rows, tf.float64)
 
@@ -309,7 +313,7 @@ def _note_number_of_a_set(sample_weight, total, *counts) -> None:
         return
     index, frame.num_scalars = frame.num_scalars, frame.num_scalars + 1
     if sample_weight is not None:
-        if are_all_sums(frame):  # Keras weights its losses by rows.
+        if are_all_sums(frame) or has_own_weight(frame):  # Keras weights its losses by rows.
             frame.ways[id(total)] = "of rows"
         return
     is_sum = frame.feeds_sum or (frame.verdict is not None and frame.verdict.is_sum_in_metric(index))

@@ -226,7 +226,11 @@ class SetComputation:
         weight = losses.weight_of_set(run.frame, run.rows)
         ways = {} if self._verdict is None else dict(self._verdict.updates)
         ways.update(run.frame.ways)
-        layout = SetLayout(recorder, run.scope, pulled, run.logs, weight, self._strategy.wire_dtype, ways)
+        by_rows = losses.has_own_weight(run.frame) and "of rows" in ways.values()
+        rows = tf.cast(run.rows, tf.float64) if by_rows else None
+        layout = SetLayout(
+            recorder, run.scope, pulled, run.logs, weight, self._strategy.wire_dtype, ways, rows
+        )
         self.uses_draw = self.uses_draw or run.frame.drew
         if self.layout is None:
             self.layout, self.pulled = layout, pulled

@@ -93,8 +93,8 @@ def _moved(current, pairs, shares, is_fresh: bool):
 
 
 def _of_rows(sets, index: int, shares):
-    changes = [tf.math.divide_no_nan(tf.cast(s.change(index), tf.float64), s.weight) for s in sets]
-    total = tf.add_n([received.weight for received in sets])
+    changes = [tf.math.divide_no_nan(tf.cast(s.change(index), tf.float64), s.rows) for s in sets]
+    total = tf.add_n([received.rows for received in sets])
     return tf.cast(total * _weighted_sum(changes, shares), sets[0].change(index).dtype)
 
 
@@ -153,7 +153,9 @@ def shares_of(sets: Sequence[ReceivedSet], fixed_share: float | None = None):
     with tf.device(FIRST_PS):
         weights = [received.weight for received in sets]
         total = tf.add_n(weights)
-        shares = [tf.math.divide_no_nan(weight, total) for weight in weights]
+        # Where every row is masked all losses are zero, but not what regularizes.
+        alike = tf.constant(1 / len(sets), total.dtype)
+        shares = [tf.where(total == 0, alike, tf.math.divide_no_nan(weight, total)) for weight in weights]
     return lambda position, dtype: tf.cast(shares[position], dtype)
 
 
