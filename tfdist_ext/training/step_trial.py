@@ -105,8 +105,9 @@ class _Dropped(keras.StatelessScope):
         self._old_values = old_values
 
     def add_update(self, update):
-        self.assigned[id(update[0])] = update[0]
-        super().add_update(update)
+        variable, value = update
+        self.assigned[id(variable)] = variable
+        super().add_update((variable, tf.stop_gradient(value)))
 
     def get_current_value(self, variable):
         value = super().get_current_value(variable)
