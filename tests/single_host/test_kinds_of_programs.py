@@ -252,3 +252,15 @@ def test_a_variable_without_gradient_is_keras_own_warning():
         model.fit(regression(), verbose=0)
     told = [str(w.message) for w in seen if "Gradients do not exist" in str(w.message)]
     assert len(told) == 1 and kernel in told[0] and bias in told[0]
+
+
+def test_no_gradient_flows_through_an_assignment():
+    """All rows are alike, so that the mean over the rows of a replica is that over the batch."""
+
+    def make():
+        layers = [keras.layers.Dense(3), programs.MovingMean(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    assert_equal_to_one_device(make, oracle.batched((np.full((8, 3), 0.5), np.ones((8, 1))), 4))

@@ -112,7 +112,7 @@ class RecordingScope(keras.StatelessScope):
 
     def add_update(self, update):
         """See `keras.StatelessScope`."""
-        variable, _ = update
+        variable, value = update
         if id(variable) in self._forbidden:
             if self._recorder.applied and not self._recorder.in_place:
                 raise NeedsInPlace(f"it assigns `{variable.path}` after applying gradients")
@@ -123,7 +123,8 @@ class RecordingScope(keras.StatelessScope):
                     "the layer computes in a variable with trainable=False."
                 )
         self.assigned[id(variable)] = variable
-        super().add_update(update)
+        # What is read from a variable after an assignment has no gradient to what was assigned.
+        super().add_update((variable, tf.stop_gradient(value)))
 
     def get_current_value(self, variable):
         """See `keras.StatelessScope`."""
