@@ -82,6 +82,22 @@ def _sum():
     return keras.losses.MeanSquaredError(reduction="sum")
 
 
+def read_after_assignment(cluster):
+    """Returns the difference from one device of a layer that reads what it assigned, under `BoundedStaleness(0)`."""
+    keras.config.set_floatx("float64")
+
+    def make():
+        layers = [keras.layers.Dense(3), programs.MovingMean(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    data = oracle.batched(oracle.regression_data(ROWS), BATCH)
+    expected = oracle.train(None, make, data)
+    actual = oracle.train(models.strategy(cluster, "bounded 0"), make, data)
+    return oracle.largest_difference(actual, expected)
+
+
 def masked_losses(cluster):
     """Returns, by loss with a denominator of its own, the difference from one device."""
     keras.config.set_floatx("float64")

@@ -23,6 +23,11 @@ def test_the_logged_loss_of_a_ragged_round_whose_loss_has_a_denominator_of_its_o
     _assert_small(chief(programs.masked_losses))
 
 
+def test_no_gradient_flows_through_an_assignment(chief):
+    """What a layer reads behind its own assignment is a constant to the tape, as on one device."""
+    assert chief(programs.read_after_assignment) <= oracle.TOLERANCE
+
+
 def test_f19_steps_by_hand_of_any_kind_in_rounds(chief):
     _assert_small(chief(programs.steps_by_hand))
 

@@ -298,3 +298,15 @@ def with_collective(loss_of):
     model.build((None, 3))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
+
+
+class MovingMean(keras.layers.Layer):
+    """Subtracts a moving mean that it has just assigned; on one device no gradient flows through the assignment."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
+        return x - self.mean

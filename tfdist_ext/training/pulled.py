@@ -222,7 +222,7 @@ class PulledScope(keras.StatelessScope):
 
     def add_update(self, update):
         """See `keras.StatelessScope`."""
-        variable, _ = update
+        variable, value = update
         self._check_access(variable, assigns=True)
         if not self._pulled.reads_here:
             raise NotImplementedError(
@@ -231,7 +231,8 @@ class PulledScope(keras.StatelessScope):
                 "assign it outside. A seed of `keras.random` is drawn outside and passed in as a number."
             )
         self.assigned[id(variable)] = variable
-        super().add_update(update)
+        # What is read from a variable after an assignment has no gradient to what was assigned.
+        super().add_update((variable, tf.stop_gradient(value)))
 
     def get_current_value(self, variable):
         """See `keras.StatelessScope`."""
