@@ -37,6 +37,10 @@ DIFFERENCES = (
         ),
         "Keras weights the logged losses of outputs by rows only where all batches have one static size",
     ),
+    (
+        lambda program: program.outputs != "one" and program.input == "sequence",
+        "one device alone logs losses of outputs that do not add up to the loss (one batch of one row: half of it)",
+    ),
 )
 
 # (which programs, words of the error, reason).
