@@ -147,10 +147,10 @@ def lose_a_worker_with_its_set(pids, moment, victim=1, num_rows=120):
             killed.set()
             send(pids, signal.SIGKILL, victim)
 
-    def deliver(computed):
+    def deliver(computed, worker):
         if moment == "delivered" and computed.worker == victim and int(model.optimizer.iterations) > 3:
             kill_once()
-        original(computed)
+        original(computed, worker)
 
     class KillHolder(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
