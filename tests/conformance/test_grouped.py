@@ -37,10 +37,13 @@ def test_names_of_each_family_are_equal(verdicts, program):
 
 @pytest.mark.parametrize("program", [name for name in PROGRAMS if isinstance(PROGRAMS[name], Branches)])
 def test_the_branches_of_a_program_can_be_made(program):
+    policy = keras.config.dtype_policy()
     keras.config.set_floatx(PROGRAMS[program].floatx)
+    keras.config.set_dtype_policy(PROGRAMS[program].floatx)  # Another test of the process may have set one.
     try:
         model = branches.model_of(PROGRAMS[program].recipes)
         assert model.output_shape == (None, branches.WIDTH * len(PROGRAMS[program].items))
     finally:
         keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy(policy)
         keras.backend.clear_session()
