@@ -10,6 +10,9 @@ from tests.fuzz import draws, known, programs, script
 from tests.fuzz.running import Runner, Verdict
 from tests.fuzz.searching import Search
 
+# Minutes: run by hand, until it is short enough for the test command.
+pytestmark = pytest.mark.sweep
+
 
 @pytest.fixture(scope="module")
 def runner():
